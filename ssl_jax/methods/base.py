@@ -87,12 +87,12 @@ def settle(new: Any, old: Any, accepted: jax.Array | bool = True) -> Any:
     memories before and after would store both.
     """
 
-    def one(new, old):
+    def settle_leaf(new, old):
         if isinstance(new, Push):
             return ops.memory_push(old, new.rows, where=jnp.asarray(accepted))
         return jnp.where(accepted, new, old)
 
-    return jax.tree.map(one, new, old, is_leaf=lambda leaf: isinstance(leaf, Push))
+    return jax.tree.map(settle_leaf, new, old, is_leaf=lambda leaf: isinstance(leaf, Push))
 
 
 class Features(NamedTuple):

@@ -126,9 +126,9 @@ def make(config: ConfigDict) -> base.Method:
 
     def encode(params, teacher, constants, views, keys, progress):
         images = views["global"].images[:, 0]
-        seen = own.features(_without_maps(params), images)
-        of_student = {"image": seen.image, "patches": seen.patches}
-        grid = seen.patches.shape[1:3]
+        student_features = own.features(_without_maps(params), images)
+        of_student = {"image": student_features.image, "patches": student_features.patches}
+        grid = student_features.patches.shape[1:3]
         of_teacher = _look(shape(), constants[frozen.NAME], images, c.size, grid, m)
         outputs = own.encode(
             _without_maps(params), teacher, constants.get("own"), views, keys, progress

@@ -81,16 +81,16 @@ class Encoder:
         Raises:
           InputError: values outside [0, 1]; not checked inside a traced function.
         """
-        images, how = jnp.asarray(images), (self._features, tuple(layers), attention, extras)
+        images, options = jnp.asarray(images), (self._features, tuple(layers), attention, extras)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
         elif jnp.issubdtype(images.dtype, jnp.floating) and images.size and is_concrete(images):
             check_range(np.asarray(images), "the batch")
         if images.ndim == 4 and not len(images):  # no rows, of the shapes that one image gives
-            one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
-            row = jax.eval_shape(_compiled(*how, None), self.params, one, self.constants)
+            image = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+            row = jax.eval_shape(_compiled(*options, None), self.params, image, self.constants)
             return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), row)
-        apply = _compiled(*how, self.mesh)
+        apply = _compiled(*options, self.mesh)
         if self.mesh is None:
             return apply(self.params, images, self.constants)
         count = len(images)

@@ -68,9 +68,9 @@ def check(config: ConfigDict) -> None:
     views = view_recipe(config)
     patches, masked = views["global"].patches, recipe.max_masked(views, "global")
     if not 0 < masked < patches:
-        what = "keeps none" if masked == patches else "masks none"
+        problem = "keeps none" if masked == patches else "masks none"
         raise InputError(
-            f"views.mask_ratio is {v.mask_ratio}, which {what} of the {patches} patches of a "
+            f"views.mask_ratio is {v.mask_ratio}, which {problem} of the {patches} patches of a "
             "view; use about 0.75"
         )
 
@@ -175,7 +175,7 @@ def make(config: ConfigDict) -> base.Method:
         predicted pixels in [0, 1] of all patches."""
         grid, mask = features.patches.shape[1:3], views["global"].mask
         hidden = [masks.draw(np.random.default_rng(i), mask, grid) for i in range(len(images))]
-        keep = np.stack([np.flatnonzero(~one) for one in hidden]).astype(np.int32)
+        keep = np.stack([np.flatnonzero(~row) for row in hidden]).astype(np.int32)
         predicted = predict(backbone.teacher, params, images, keep)
         shown = as_pixels(predicted, ops.patchify(images, m.patch))
         return {"hidden": np.stack(hidden), "reconstruction": shown}

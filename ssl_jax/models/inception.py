@@ -66,27 +66,27 @@ def preprocess(images: jax.Array) -> jax.Array:
 
 def resize_matrix(size: int, to: int) -> np.ndarray:
     """[to, size] float32: TensorFlow 1's bilinear resize, which samples pixel i at i size / to."""
-    place = np.arange(to) * (size / to)
-    low = np.floor(place).astype(int)
+    source = np.arange(to) * (size / to)
+    low = np.floor(source).astype(int)
     matrix = np.zeros((to, size))
-    np.add.at(matrix, (np.arange(to), low), 1 - (place - low))
-    np.add.at(matrix, (np.arange(to), np.minimum(low + 1, size - 1)), place - low)
+    np.add.at(matrix, (np.arange(to), low), 1 - (source - low))
+    np.add.at(matrix, (np.arange(to), np.minimum(low + 1, size - 1)), source - low)
     return matrix.astype(np.float32)
 
 
 @functools.cache
 def shapes() -> dict[str, tuple[int, ...]]:
     """{published name: shape} of all parameters, convolutions as [out, in, height, width]."""
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
 
     def conv(x, name, width, kernel, stride=1, padding=(0, 0)):
-        found[f"{name}.conv.weight"] = (width, x.shape[-1], *kernel)
-        found.update({f"{name}.bn.{part}": (width,) for part in _NORM})
+        result[f"{name}.conv.weight"] = (width, x.shape[-1], *kernel)
+        result.update({f"{name}.bn.{part}": (width,) for part in _NORM})
         h, w = ((n + 2 * p - k) // stride + 1 for n, p, k in zip(x.shape[1:3], padding, kernel))
         return jnp.zeros((x.shape[0], h, w, width))
 
     jax.eval_shape(lambda x: _network(conv, x), jax.ShapeDtypeStruct((1, SIDE, SIDE, 3), "float32"))
-    return found
+    return result
 
 
 def load(path: str) -> dict[str, np.ndarray]:

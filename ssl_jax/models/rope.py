@@ -51,15 +51,15 @@ def centres(
     only on the image's key and is the same in all blocks.
     """
     axes = [2 * (np.arange(side) + 0.5) / side - 1 for side in grid]
-    places = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(1, -1, 2)
+    positions = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(1, -1, 2)
     s = settings
     if keys is None or (s.shift, s.jitter, s.rescale) == (0.0, 1.0, 1.0):
-        return places
+        return positions
 
     def draw(key):
         drawn = jax.random.uniform(jax.random.fold_in(key, _DRAW), (5,), jnp.float32, -1.0)
         factor = jnp.exp(drawn[2:4] * np.log(s.jitter) + drawn[4] * np.log(s.rescale))
-        return (places[0].astype(np.float32) + s.shift * drawn[:2]) * factor
+        return (positions[0].astype(np.float32) + s.shift * drawn[:2]) * factor
 
     return jax.vmap(draw)(keys)
 
@@ -70,9 +70,9 @@ def of_patches(
     """The rotation of an image's patches [1 or B, h * w, head_width]: channels 0 .. m - 1 by
     2 pi row / period, the next m by the same of the column; m = head_width / 4. The second half
     repeats the first."""
-    places = centres(grid, settings, keys)
-    turns = places[..., None] / periods(head_width, settings.base, settings.rounded)
-    angles = (2 * np.pi * turns).reshape(*places.shape[:2], head_width // 2)
+    positions = centres(grid, settings, keys)
+    turns = positions[..., None] / periods(head_width, settings.base, settings.rounded)
+    angles = (2 * np.pi * turns).reshape(*positions.shape[:2], head_width // 2)
     lib = np if isinstance(angles, np.ndarray) else jnp
     angles = lib.concatenate([angles, angles], axis=-1)
     return Rotation(*(jnp.asarray(f(angles), jnp.float32) for f in (lib.cos, lib.sin)))

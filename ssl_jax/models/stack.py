@@ -68,8 +68,8 @@ def run(
         part = jax.tree.map(lambda leaf: leaf[start:stop], inputs)
         x = jax.lax.scan(body, x, part)[0]
     else:
-        for one in apart(inputs, depth)[start:stop]:
-            x, _ = body(x, one)
+        for row in apart(inputs, depth)[start:stop]:
+            x, _ = body(x, row)
     return x[:, :tokens]
 
 

@@ -59,7 +59,7 @@ def kernels(patch: int, channels: int, width: int) -> list[tuple[int, int]]:
     """Shapes of the convolutions' kernels, as matrices."""
     count = patch.bit_length() - 1
     sizes = [channels, *(max(1, width >> i) for i in reversed(range(count)))]
-    return [(_SIDE**2 * before, after) for before, after in itertools.pairwise(sizes)]
+    return [(_SIDE**2 * fan_in, fan_out) for fan_in, fan_out in itertools.pairwise(sizes)]
 
 
 def products(patches: int, patch: int, channels: int, width: int) -> int:

@@ -67,14 +67,14 @@ class Swin(nnx.Module):
         inner = {-1: self._tokens(x, False)}
         for i, (depth, stage) in enumerate(zip(c.stages, self.stages, strict=True)):
             last, stop = i == len(c.stages) - 1, start + depth
-            wanted = {j - start for j in layers if start <= j < stop}
+            requested = {j - start for j in layers if start <= j < stop}
             part = None if scales is None else scales[start:stop]
-            x, found, weights = stage(x, part, wanted, attention and last)
+            x, outputs, weights = stage(x, part, requested, attention and last)
             norm = last and norm_layers
-            inner |= {start + j: self._tokens(y, norm) for j, y in found.items()}
+            inner |= {start + j: self._tokens(y, norm) for j, y in outputs.items()}
             x, start = x if last else stage.merged(x), stop
-        whole = self._tokens(x)
-        return whole._replace(layers={i: inner[i] for i in sorted(layers)}, attention=weights)
+        result = self._tokens(x)
+        return result._replace(layers={i: inner[i] for i in sorted(layers)}, attention=weights)
 
     def _tokens(self, x, norm=True):
         x = self.norm(x) if norm else x
@@ -115,7 +115,7 @@ class _Stage(nnx.Module):
             kernel = layers_lib.normal(key_merge, (4 * width, 2 * width), c.init_std)
             self.merge = layers_lib.linear(kernel, c.dtype, bias=False)
 
-    def __call__(self, x, scales, wanted, attention):
+    def __call__(self, x, scales, requested, attention):
         """x after all blocks, {i: x after block i} for i in `wanted`, and the last block's
         attention weights or None."""
         graphdef, state = nnx.split(self.blocks, graph=True)
@@ -128,7 +128,7 @@ class _Stage(nnx.Module):
             return stack.recomputed(one, self.remat, in_scan=self.scan)
 
         inputs, outputs, weights = (state, scales), {}, None
-        if self.scan and not self.shift and not wanted and not attention:
+        if self.scan and not self.shift and not requested and not attention:
             return jax.lax.scan(body(0), x, inputs)[0], {}, None
         for i, row in enumerate(stack.apart(inputs, self.depth)):
             shift = self.shift * (i % 2)
@@ -136,7 +136,7 @@ class _Stage(nnx.Module):
                 block = nnx.merge(graphdef, row[0])
                 weights = block.weights(x, shift)
             x, _ = body(shift)(x, row)
-            if i in wanted:
+            if i in requested:
                 outputs[i] = x
         return x, outputs, weights
 
@@ -181,12 +181,12 @@ class _Block(nnx.Module):
         padding."""
         b, height, width, _ = x.shape
         _, weights = self.attn(self.norm1(x), shift)
-        places, _ = self.attn.windows(height, width, shift)
+        indices, _ = self.attn.windows(height, width, shift)
         count = height * width
-        whole = jnp.zeros((b, weights.shape[2], count, count), jnp.float32)
-        for i, place in enumerate(places):
-            whole = whole.at[:, :, place[:, None], place[None]].set(weights[:, i], mode="drop")
-        return whole
+        full = jnp.zeros((b, weights.shape[2], count, count), jnp.float32)
+        for i, index in enumerate(indices):
+            full = full.at[:, :, index[:, None], index[None]].set(weights[:, i], mode="drop")
+        return full
 
 
 class _Attention(nnx.Module):
@@ -203,21 +203,21 @@ class _Attention(nnx.Module):
     def __call__(self, x, shift):
         """[B, h, w, d] -> [B, h, w, d] and the weights [B, windows, heads, w^2, w^2] (float32)."""
         b, height, width, d = x.shape
-        places, regions = self.windows(height, width, shift)
+        indices, regions = self.windows(height, width, shift)
         # Zero padding is attended to like any token; the published code does not mask it.
         tokens = jnp.pad(x.reshape(b, height * width, d), ((0, 0), (0, 1), (0, 0)))
-        parts = self.qkv(tokens[:, places]).reshape(b, *places.shape, 3, self.heads, -1)
+        parts = self.qkv(tokens[:, indices]).reshape(b, *indices.shape, 3, self.heads, -1)
         q, k, v = (parts[:, :, :, i] for i in range(3))
         scores = jnp.einsum("bnqhd,bnkhd->bnhqk", q, k, preferred_element_type=jnp.float32)
         scores = scores / math.sqrt(q.shape[-1]) + self._biases()
         if shift:
-            apart = regions[:, :, None] != regions[:, None, :]
-            scores = scores + jnp.where(apart, _APART, 0.0)[:, None]
+            separate = regions[:, :, None] != regions[:, None, :]
+            scores = scores + jnp.where(separate, _APART, 0.0)[:, None]
         weights = jax.nn.softmax(scores, axis=-1)
         out = jnp.einsum("bnhqk,bnkhd->bnqhd", weights.astype(v.dtype), v)
         out = self.proj(out.reshape(b, -1, d))
         back = np.empty(height * width + 1, np.int64)
-        back[places.reshape(-1)] = np.arange(places.size)
+        back[indices.reshape(-1)] = np.arange(indices.size)
         return out[:, back[:-1]].reshape(b, height, width, d), weights
 
     def windows(self, height, width, shift):
@@ -245,11 +245,11 @@ def _windows(
     def shifted(grid):
         return np.roll(grid, (-shift, -shift), (0, 1))
 
-    def whole(grid):
+    def pad(grid):
         return np.pad(grid, ((0, below), (0, right)), constant_values=height * width)
 
     grid = np.arange(height * width).reshape(height, width)
-    grid = whole(shifted(grid)) if shift_first else shifted(whole(grid))
+    grid = pad(shifted(grid)) if shift_first else shifted(pad(grid))
     # 0, except in the last window: 1, or 2 for rows shifted in from the opposite side.
     axes = [
         (np.arange(side) >= side - window).astype(int) + (np.arange(side) >= side - shift)
@@ -257,12 +257,12 @@ def _windows(
     ]
     regions = 3 * axes[0][:, None] + axes[1]
 
-    def cut(array):
+    def split(array):
         rows, columns = (side // window for side in padded)
         parts = array.reshape(rows, window, columns, window).swapaxes(1, 2)
         return parts.reshape(rows * columns, window * window)
 
-    return cut(grid), cut(regions)
+    return split(grid), split(regions)
 
 
 def forward_flops(config: ViTConfig, height: int, width: int) -> float:

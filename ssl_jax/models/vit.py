@@ -70,8 +70,8 @@ def vit(config: ViTConfig) -> Model:
         if not config.mask_token:
             params = {name: value for name, value in params.items() if name != "mask_token"}
         check_inputs(config, images, masks, keep, keys, layers)
-        what = tuple(layers), norm_layers, attention
-        return model.apply(params, images, masks, keep, keys, *what)
+        outputs = tuple(layers), norm_layers, attention
+        return model.apply(params, images, masks, keep, keys, *outputs)
 
     return model._replace(apply=apply)
 

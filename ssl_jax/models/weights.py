@@ -23,8 +23,8 @@ def read(path: str | Path, what: str, fetch: str) -> dict[str, np.ndarray]:
         raise InputError(f"{what} weights must be .safetensors or .npz, not {file.name}; {fetch}")
     try:
         if file.suffix == ".npz":
-            with reading.open_npz(file) as found:
-                return dict(found)
+            with reading.open_npz(file) as arrays:
+                return dict(arrays)
         from safetensors import numpy as safetensors
 
         return safetensors.load_file(file)

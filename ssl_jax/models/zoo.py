@@ -139,12 +139,12 @@ def model_shape(section: ConfigDict | Mapping[str, Any]) -> tuple[int, int, int]
 def stages(section: ConfigDict | Mapping[str, Any]) -> tuple[int, ...]:
     """Blocks of each stage of a `model` section; () for a plain vision transformer. Raises
     InputError if they contradict the size."""
-    size, given = section["size"], tuple(section.get("stages", ()))
+    size, blocks = section["size"], tuple(section.get("stages", ()))
     if size == "custom":
-        return given
-    if given not in ((), SIZES[size].stages):
+        return blocks
+    if blocks not in ((), SIZES[size].stages):
         raise InputError(
-            f'model.stages is {given} but model.size "{size}" has {SIZES[size].stages or "none"};'
+            f'model.stages is {blocks} but model.size "{size}" has {SIZES[size].stages or "none"};'
             ' set model.size="custom" or model.stages=()'
         )
     return SIZES[size].stages

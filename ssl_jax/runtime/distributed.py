@@ -74,7 +74,7 @@ def connect(
         ) from error
 
 
-def _check_address(coordinator: str, mine: bool) -> None:
+def _check_address(coordinator: str, is_local: bool) -> None:
     """Raises InputError for an unknown host name and for a port of this machine that is in use.
     JAX waits for minutes on the first and aborts on the second."""
     host, _, port = coordinator.rpartition(":")
@@ -82,7 +82,7 @@ def _check_address(coordinator: str, mine: bool) -> None:
         if not 0 < int(port) < 2**16:
             raise OSError("no such port")
         socket.getaddrinfo(host.strip("[]"), port)
-        if mine:
+        if is_local:
             socket.create_server(("", int(port))).close()
     except OSError as error:
         raise InputError(
@@ -181,7 +181,7 @@ def agree(facts: Mapping[str, object]) -> None:
     names = sorted(facts)
     # Names first: they may differ between two versions of the package.
     head = gather_array(_digest(names))
-    mine = jax.process_index()
+    rank = jax.process_index()
     if (head != head[0]).any():
         differing = np.flatnonzero((head != head[0]).any(axis=1)).tolist()
         raise InputError(
@@ -193,10 +193,10 @@ def agree(facts: Mapping[str, object]) -> None:
     if not differs.any():
         return
     numbers = np.flatnonzero(differs.any(axis=1)).tolist()
-    what = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
-    shown = ", ".join(f"{name} = {facts[name]!r}" for name in what[:5])
+    differ_in = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
+    shown = ", ".join(f"{name} = {facts[name]!r}" for name in differ_in[:5])
     raise InputError(
-        f"processes {numbers} differ from process 0 in {', '.join(what)} (process {mine} has"
+        f"processes {numbers} differ from process 0 in {', '.join(differ_in)} (process {rank} has"
         f" {shown}); start all processes with the same config, code, packages and data"
     )
 
@@ -222,9 +222,9 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
     step = max(1, min(_SENT // (width * jax.process_count()), counts.max()))
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for start in range(0, counts.max(), step):
-        mine = rows[start : start + step]
+        piece = rows[start : start + step]
         padded = np.zeros((step, *rows.shape[1:]), rows.dtype)
-        padded[: len(mine)] = mine
+        padded[: len(piece)] = piece
         for process, part in enumerate(gather_array(padded)):
             parts[process].append(part[: max(0, counts[process] - start)])
     return np.concatenate([np.concatenate(part) for part in parts])

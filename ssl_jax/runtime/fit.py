@@ -59,10 +59,10 @@ class Fitted(NamedTuple):
 def begin(transformation: Transformation, params: Any, carry: Any, points: tuple) -> State:
     """The state before the first step, copied from the arguments; see `fit` for them."""
 
-    def one(*point):
+    def init(*point):
         return State(params, carry, transformation(0, *point).init(params))
 
-    return jax.vmap(one)(*points) if _several(points) else jax.tree.map(jnp.copy, one(*points))
+    return jax.vmap(init)(*points) if _several(points) else jax.tree.map(jnp.copy, init(*points))
 
 
 def step(
@@ -74,13 +74,13 @@ def step(
         terms, carry = loss(params, carry, inputs)
         return terms["loss"], (terms, carry)
 
-    def one(state, *point):
+    def single(state, *point):
         grads, (terms, carry) = jax.grad(lowered, has_aux=True)(state.params, state.carry)
         change = transformation(index, *point)
         updates, moments = change.update(grads, state.moments, state.params)
         return State(optax.apply_updates(state.params, updates), carry, moments), terms
 
-    return jax.vmap(one)(state, *points) if _several(points) else one(state, *points)
+    return jax.vmap(single)(state, *points) if _several(points) else single(state, *points)
 
 
 def fit(

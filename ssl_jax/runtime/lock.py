@@ -82,19 +82,19 @@ class Lock:
             f"{who} is training in {self.path.parent}; wait for it, stop it, or use another"
             " --workdir"
         )
-        here = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
+        same_machine = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
         live = None
-        if here and other.get("flock"):
+        if same_machine and other.get("flock"):
             live = _is_held(self.path)
-        elif here and not _exists(other.get("process")):
+        elif same_machine and not _exists(other.get("process")):
             live = False
         if live:
             raise refused
-        if live is None and (left := self._dead - self._age(beat)) > 0:
+        if live is None and (remaining := self._dead - self._age(beat)) > 0:
             self._say(
-                f"{who} was just training here; this run starts in {left:.0f} s if it is gone"
+                f"{who} was just training here; this run starts in {remaining:.0f} s if it is gone"
             )
-            until = time.monotonic() + left
+            until = time.monotonic() + remaining
             while time.monotonic() < until:
                 time.sleep(min(1.0, self._dead / 20))
                 if self._beat() is None:

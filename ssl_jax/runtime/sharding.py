@@ -139,9 +139,9 @@ def param_sharding(
     candidates = [i for i, n in enumerate(shape) if n and n % fsdp == 0]
     if fsdp == 1 or not candidates or np.prod(shape) < least:
         return replicated(mesh)
-    cut = max(candidates, key=lambda i: (shape[i], -i))
+    dimension = max(candidates, key=lambda i: (shape[i], -i))
     return NamedSharding(
-        mesh, PartitionSpec(*("fsdp" if i == cut else None for i in range(cut + 1)))
+        mesh, PartitionSpec(*("fsdp" if i == dimension else None for i in range(dimension + 1)))
     )
 
 
@@ -168,8 +168,8 @@ def state_shardings(
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, spec in placement:
             if re.fullmatch(pattern, name):
-                named = NamedSharding(mesh, spec)
-                return named if _divides(named, leaf.shape) else replicated(mesh)
+                sharding = NamedSharding(mesh, spec)
+                return sharding if _divides(sharding, leaf.shape) else replicated(mesh)
         field = getattr(path[0], "name", getattr(path[0], "key", None))
         return (
             replicated(mesh)
@@ -208,40 +208,40 @@ def by_image(
       dtype: compute dtype of the networks, in which their kernels are gathered.
     """
 
-    def apart(weights, images):
+    def per_device(weights, images):
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
             return function(weights, images)
-        places = state_shardings(mesh, weights, placement)
-        specs = jax.tree.map(lambda place: place.spec, places)
+        shardings = state_shardings(mesh, weights, placement)
+        specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
 
-        def on_one(weights, images):
-            def whole(path, cut, spec):
+        def on_device(weights, images):
+            def gather(path, part, spec):
                 trained = getattr(path[0], "key", "") != "constants"
                 kernel = trained and getattr(path[-1], "key", "") == "kernel"
-                return _gathered(cut, spec, dtype if kernel else cut.dtype) if any(spec) else cut
+                return _gathered(part, spec, dtype if kernel else part.dtype) if any(spec) else part
 
-            return function(jax.tree_util.tree_map_with_path(whole, weights, specs), images)
+            return function(jax.tree_util.tree_map_with_path(gather, weights, specs), images)
 
         return jax.shard_map(
-            on_one,
+            on_device,
             in_specs=(specs, PartitionSpec(AXES)),
             out_specs=PartitionSpec(AXES),
             check_vma=False,  # else the gradient is summed at every use
         )(weights, images)
 
-    return apart
+    return per_device
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gathered(sharded, spec, dtype):
     """Gathers an array from its shards, sent in `dtype`. The result keeps the input's type, so
     that gradients are summed in it."""
-    whole = sharded.astype(dtype)
+    full = sharded.astype(dtype)
     for axis, names in enumerate(spec):
         if names is not None:
-            whole = jax.lax.all_gather(whole, names, axis=axis, tiled=True)
-    return whole.astype(sharded.dtype)
+            full = jax.lax.all_gather(full, names, axis=axis, tiled=True)
+    return full.astype(sharded.dtype)
 
 
 def _gathered_forward(sharded, spec, dtype):
@@ -271,7 +271,7 @@ def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
     Raises:
       InputError: the number of devices does not divide the global number of rows.
     """
-    place = batch_sharding(mesh, axis)
+    row_sharding = batch_sharding(mesh, axis)
     processes = len({device.process_index for device in mesh.devices.flat})
 
     def put(path, rows):
@@ -283,8 +283,8 @@ def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
                 f"its rows must divide by {mesh.size} devices"
             )
         if processes == 1:
-            return jax.device_put(rows, place)
+            return jax.device_put(rows, row_sharding)
         shape = (*rows.shape[:axis], rows.shape[axis] * processes, *rows.shape[axis + 1 :])
-        return jax.make_array_from_process_local_data(place, rows, shape)
+        return jax.make_array_from_process_local_data(row_sharding, rows, shape)
 
     return jax.tree_util.tree_map_with_path(put, batch)

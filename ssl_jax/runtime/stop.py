@@ -138,8 +138,8 @@ class Stop:
                 "stopping now; nothing is lost, run the same command again to resume (exit code"
                 f" {EXIT_PREEMPTED})"
             )
-        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-        return (self._skipping or "saving a checkpoint after this step") + again
+        hint = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        return (self._skipping or "saving a checkpoint after this step") + hint
 
     def _end_later(self):
         ending = threading.Timer(self.patience, self._end_idle)
@@ -187,7 +187,7 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
     os.set_blocking(writing, False)
     watching = threading.Thread(target=stop.watch, args=(reading,), daemon=True)
     watching.start()
-    before = _handled_by(stop)
+    previous = _handled_by(stop)
     woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     _current = stop
     try:
@@ -197,7 +197,7 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         stop.finish()
         stop.busy()
         signal.set_wakeup_fd(woken)
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, _leave if whole else handler)
         os.write(writing, _END)
         watching.join(PATIENCE)  # a thread writing to stdout while Python exits makes it abort

@@ -42,12 +42,12 @@ class Watchdog:
             if silent > limit:
                 warned, limit = since, 2 * limit
                 compiling = self._compiling
-                what = (
+                message = (
                     f"still {self._name} after {silent:.0f} s; large networks take many minutes"
                     if compiling
                     else f"no progress for {silent:.0f} s in: {self._name}"
                 )
                 where = f"process {jax.process_index()} of {jax.process_count()}"
-                print(f"{where}: {what}", file=self._stream, flush=True)
+                print(f"{where}: {message}", file=self._stream, flush=True)
                 if not compiling:
                     faulthandler.dump_traceback(file=self._stream)

@@ -48,9 +48,9 @@ class Best:
         """Whether a score is the run's best so far, and the line for the console; valid on process
         0 alone."""
         name, rows = self._name, log.read_rows(self._workdir / "evals.jsonl")
-        before = [row for row in rows if row["step"] < step and name in row]
-        best = max(before, key=lambda row: row[name], default=None)
-        start = next((row[name] for row in before if row["step"] == 0), None)
+        earlier = [row for row in rows if row["step"] < step and name in row]
+        best = max(earlier, key=lambda row: row[name], default=None)
+        start = next((row[name] for row in earlier if row["step"] == 0), None)
         if best is None or score > best[name]:
             return True, "" if start is None else f"best {name} so far, kept as {FILE}"
         if start is not None and score < start:
@@ -65,6 +65,6 @@ class Best:
         params, constants = jax.tree.map(np.asarray, (params, constants))
         text = config_lib.to_json(self._config)
         notes = {"step": step, "scores": dict(scores)}
-        place, new = self._workdir / FILE, self._workdir / f"new_{FILE}"
+        path, new = self._workdir / FILE, self._workdir / f"new_{FILE}"
         own.write(new, own.Saved(text, params, constants, notes))
-        new.replace(place)
+        new.replace(path)

@@ -178,25 +178,25 @@ class Checkpoints:
             device = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX was configured without the CPU
             device = jax.local_devices()[0]
-        here = jax.sharding.SingleDeviceSharding(device)
-        self.read(step, TrainState._fields, lambda shape: here)
+        on_host = jax.sharding.SingleDeviceSharding(device)
+        self.read(step, TrainState._fields, lambda shape: on_host)
         return len(self.meta(step).get(_SUMS, ()))
 
     def set_aside(self, step: int) -> Path:
         """Moves the checkpoint of `step` into the folder of damaged ones; returns its new path."""
-        place = aside(self.folder) / str(step)
+        target = aside(self.folder) / str(step)
         count = 1
-        while place.exists():
+        while target.exists():
             count += 1
-            place = place.with_name(f"{step}-{count}")
+            target = target.with_name(f"{step}-{count}")
         with disk.readable_errors(self.folder):
-            place.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(exist_ok=True)
             try:
-                (self.folder / str(step)).rename(place)
+                (self.folder / str(step)).rename(target)
             except FileNotFoundError:  # another process has moved it
-                place = place.parent
+                target = target.parent
         self._manager.reload()
-        return place
+        return target
 
     def read(
         self,
@@ -326,11 +326,11 @@ def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
         steps = saved.steps() if step is None else [step]
         if not steps:
             raise InputError(f"{folder} holds no complete checkpoint")
-        for place, step in enumerate(reversed(steps), 1):
+        for tried, step in enumerate(reversed(steps), 1):
             try:
                 return work(saved, step)
             except Damaged as error:
-                if place == len(steps):
+                if tried == len(steps):
                     raise
                 print(f"warning: {error}; using an older one", file=sys.stderr, flush=True)
         raise AssertionError("unreachable")
@@ -341,10 +341,10 @@ def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
 def evaluated(path: str | Path) -> own.Saved:
     """The network of a run directory that evaluations use (the teacher if there is one), in host
     memory. Raises as `newest` does."""
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    on_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def network(saved, step):
-        trees = saved.read(step, _NETWORKS, lambda shape: here)
+        trees = saved.read(step, _NETWORKS, lambda shape: on_device)
         text = saved.meta(step)["config"]
         model = from_json(text).model
         params = lora.network(trees["params"], trees["teacher"], model)

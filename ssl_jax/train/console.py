@@ -111,13 +111,13 @@ class Console:
 
     def close(self, workdir: Path, scored: bool) -> None:
         """Prints the last lines of a run: the place of its results and the next commands."""
-        near = workdir.is_relative_to(Path.cwd())
-        place = shlex.quote(str(workdir.relative_to(Path.cwd()) if near else workdir))
-        left = "results.txt, pictures/ and checkpoints/" if scored else "checkpoints/"
+        is_below = workdir.is_relative_to(Path.cwd())
+        path = shlex.quote(str(workdir.relative_to(Path.cwd()) if is_below else workdir))
+        contents = "results.txt, pictures/ and checkpoints/" if scored else "checkpoints/"
         took = log.clock(time.perf_counter() - self._opened)
-        self.say(f"finished in {took}; {place} holds {left}")
-        score = f"ssl-jax eval {place}" + ("" if scored else " --add=knn")
-        self.say(f"next: {score}   ssl-jax report {place}")
+        self.say(f"finished in {took}; {path} holds {contents}")
+        score = f"ssl-jax eval {path}" + ("" if scored else " --add=knn")
+        self.say(f"next: {score}   ssl-jax report {path}")
 
     # --- current activity
 
@@ -128,7 +128,7 @@ class Console:
         took, compiled = Took(), _compiler.seconds
         began = time.perf_counter()
         paused, self._paused = self._paused, began if self._paused is None else self._paused
-        before = self._doing
+        outer = self._doing
         self._doing, self._doing_since = name, began
         self._watchdog.phase(name, compiling=compiling)
         try:
@@ -140,7 +140,7 @@ class Console:
             self._paused = paused
             if paused is None:
                 self._apart += now - began
-            self._doing, self._doing_since = before, now
+            self._doing, self._doing_since = outer, now
             self._detail = ""
             self._watchdog.phase("the next step")
 
@@ -235,8 +235,8 @@ class Console:
             return f"step {self._at + 1}/{self._total} ... {since}"
         row = self._shown
         if self._at > self._row or row is None:
-            named = {name: self._metrics[name] for name in ("loss", "lr")}
-            row = {"step": self._at, **log.scalars(named), **self._speed(self._at)}
+            values = {name: self._metrics[name] for name in ("loss", "lr")}
+            row = {"step": self._at, **log.scalars(values), **self._speed(self._at)}
         text = log.progress_line(row, self._total, str(self._eta))
         slow = time.perf_counter() - self._doing_since > _SLOW
         return f"{text}  (step {self._at + 1} ... {since})" if slow else text

@@ -133,12 +133,12 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     optimizer, state = setup.on_mesh(method, config, mesh)
     size = (config.data.size or 256,) * 2
     kind = (np.float32 if config.data.range else np.uint8), config.model.in_channels
-    count, place = config.optim.batch_size, config.data.crop_on
-    batch = recipe.abstract_batch(method.views, count, size, place, *kind)
-    cut = sharding.batch_sharding(mesh)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), batch)
-    places = jax.tree.map(lambda x: x.sharding, state)
-    train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, places)
+    count, crop_on = config.optim.batch_size, config.data.crop_on
+    batch = recipe.abstract_batch(method.views, count, size, crop_on, *kind)
+    by_batch = sharding.batch_sharding(mesh)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_batch), batch)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, shardings)
     memory = {name: _bytes_on_device(getattr(state, name)) for name in FIELDS}
     platform = mesh.devices.flat[0].platform
     try:
@@ -220,12 +220,12 @@ def seconds(
         for kind, number in of_one.flops.items()
     )
     total = 0.0
-    for one in of_one.collectives:
-        count = one.devices or devices
+    for collective in of_one.collectives:
+        count = collective.devices or devices
         share = (count - 1) / count
         # Bytes that a device sends in a ring, as a fraction of its result.
         parts = {"all-reduce": 2 * share, "reduce-scatter": count - 1, "collective-permute": 1.0}
-        total += parts.get(one.kind, share) * one.bytes * one.times
+        total += parts.get(collective.kind, share) * collective.bytes * collective.times
     return {
         "compute": compute,
         "memory": (of_one.traffic() or 2 * state_bytes) / (machine.memory_rate * machine.reached),

@@ -41,11 +41,11 @@ class Eta:
         """Records the duration of the save at step `at`."""
         self._note("save", at, seconds)
 
-    def _note(self, what, at, seconds):
+    def _note(self, kind, at, seconds):
         # The first measurement includes warm-up (opening files); the second one replaces it.
-        self._count[what] += 1
-        before = self._took[what] if self._count[what] != 2 else []
-        self._took[what], self._last[what] = [*before, seconds][-_MEASURED:], at
+        self._count[kind] += 1
+        earlier = self._took[kind] if self._count[kind] != 2 else []
+        self._took[kind], self._last[kind] = [*earlier, seconds][-_MEASURED:], at
 
     def left(self) -> tuple[float, int] | None:
         """Returns (seconds, number of evaluations not included), or None before two finished
@@ -54,21 +54,21 @@ class Eta:
             return None
         (first, began), (done, now) = self._steps[0], self._steps[-1]
         seconds, unknown = (self._total - done) * (now - began) / (done - first), 0
-        for what, every in self._every.items():
+        for kind, every in self._every.items():
             # The run ends with a save; its last evaluation is part of the report.
-            due = (self._total - 1) // every + (what == "save") if every else 0
-            count = due - self._last[what] // every if every else 0
-            took = self._took[what]
+            due = (self._total - 1) // every + (kind == "save") if every else 0
+            count = due - self._last[kind] // every if every else 0
+            took = self._took[kind]
             if took:
                 seconds += count * sum(took) / len(took)
-            elif what == "evaluation":
+            elif kind == "evaluation":
                 unknown = count
         return seconds, unknown
 
     def __str__(self) -> str:
-        left = self.left()
-        if left is None:
+        remaining = self.left()
+        if remaining is None:
             return "?"
-        seconds, unknown = left
+        seconds, unknown = remaining
         more = f" + {unknown} evaluation{'s' if unknown > 1 else ''}" if unknown else ""
         return log.clock(seconds) + more + self._report

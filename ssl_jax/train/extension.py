@@ -39,15 +39,15 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
         return config if extend is None else _with(config, (*config.optim.extended, extend))
     plan = run.optim
     before = tuple(plan.get("extended", ()))
-    other = next((name for name in _PLAN if config.optim[name] != plan[name]), None)
+    changed = next((name for name in _PLAN if config.optim[name] != plan[name]), None)
     if extend is None or extend in before:
-        longer = other is None and _goes_on(tuple(config.optim.extended), before)
+        longer = changed is None and _extends(tuple(config.optim.extended), before)
         return _with(config, before) if longer else config
-    if other:
+    if changed:
         raise InputError(
-            f"--extend={extend}: optim.{other} is {plan[other]} in {workdir}, but"
-            f" {config.optim[other]} here; --extend changes only the total number of steps, so"
-            f" keep optim.{other}={plan[other]}"
+            f"--extend={extend}: optim.{changed} is {plan[changed]} in {workdir}, but"
+            f" {config.optim[changed]} here; --extend changes only the total number of steps, so"
+            f" keep optim.{changed}={plan[changed]}"
         )
     total = run.run.total_steps
     if extend <= total:
@@ -61,7 +61,7 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
 def lengthened(stored: FrozenConfigDict, config: ConfigDict) -> FrozenConfigDict:
     """The config of a checkpoint with the later ends of `config`, if these extend its own."""
     before, after = tuple(stored.optim.get("extended", ())), tuple(config.optim.extended)
-    return FrozenConfigDict(_with(stored, after)) if _goes_on(before, after) else stored
+    return FrozenConfigDict(_with(stored, after)) if _extends(before, after) else stored
 
 
 def is_reported(workdir: Path, config: ConfigDict) -> bool:
@@ -106,7 +106,7 @@ def recorded(workdir: Path) -> FrozenConfigDict | None:
     return config
 
 
-def _goes_on(before: tuple, after: tuple) -> bool:
+def _extends(before: tuple, after: tuple) -> bool:
     """Whether `after` is `before` with further ends."""
     return before == after[: len(before)] and before != after
 

@@ -131,14 +131,14 @@ class Module:
 
 def _instructions(computation) -> list[Instruction]:
     instructions: dict[str, Instruction] = {}
-    for one in computation.instructions():
-        words = re.findall(r"[A-Z][a-z0-9]*", one.opcode.name[1:])  # kAllReduce -> all-reduce
-        kind, text = "-".join(words).lower(), one.to_string()
+    for raw in computation.instructions():
+        words = re.findall(r"[A-Z][a-z0-9]*", raw.opcode.name[1:])  # kAllReduce -> all-reduce
+        kind, text = "-".join(words).lower(), raw.to_string()
         if kind.startswith("async-") and f" {kind}(" not in text:  # "slice-start" is one of these
             kind = re.findall(r" ([a-z\-]+-(?:start|update|done))\(", text)[0]
         type_ = text.split(" = ", 1)[1].split(f" {kind}(", 1)[0]
-        operands = tuple(instructions[operand.name] for operand in one.operands())
-        instructions[one.name] = Instruction(one.name, kind, text, type_, operands)
+        operands = tuple(instructions[operand.name] for operand in raw.operands())
+        instructions[raw.name] = Instruction(raw.name, kind, text, type_, operands)
     return list(instructions.values())
 
 
@@ -153,17 +153,17 @@ def _lines(text: str) -> dict[str, str]:
     def fields(row):
         return dict(re.findall(r"(\w+)=(\d+)", row))
 
-    files, places = section("FileNames"), section("FileLocations")
+    files, locations = section("FileNames"), section("FileLocations")
     frames = {number: fields(row) for number, row in section("StackFrames").items()}
 
     def line(number):
         seen = set()
         while number in frames and number not in seen:
             seen.add(number)
-            place = fields(places.get(frames[number].get("file_location_id"), ""))
-            file = files.get(place.get("file_name_id"), "").strip('"')
+            location = fields(locations.get(frames[number].get("file_location_id"), ""))
+            file = files.get(location.get("file_name_id"), "").strip('"')
             if _PACKAGE in file:
-                return f"{file.split(_PACKAGE)[-1]}:{place['line']}"
+                return f"{file.split(_PACKAGE)[-1]}:{location['line']}"
             number = frames[number].get("parent_frame_id")
         return ""
 

@@ -29,10 +29,10 @@ _KINDS = {
 _CUBLAS = "__cublas"
 
 
-def is_none(one: Instruction) -> bool:
+def is_none(op: Instruction) -> bool:
     """Whether an instruction of a compiled program launches no kernel."""
-    reserves = one.kind == "custom-call" and not one.operands  # a TPU's AllocateBuffer
-    return one.base in _FREE or one.kind.endswith("-update") or reserves
+    reserves = op.kind == "custom-call" and not op.operands  # a TPU's AllocateBuffer
+    return op.base in _FREE or op.kind.endswith("-update") or reserves
 
 
 def kind(kernel: Instruction, body: list[Instruction]) -> str:
@@ -97,17 +97,17 @@ def _outside(array: Array) -> float:
     return 0.0 if array.on_chip else array.bytes
 
 
-def _source(one: Instruction) -> Instruction:
+def _source(op: Instruction) -> Instruction:
     """The instruction behind bitcasts."""
-    return _source(one.operands[0]) if one.kind == "bitcast" else one
+    return _source(op.operands[0]) if op.kind == "bitcast" else op
 
 
-def _update(one: Instruction, alone: bool) -> Instruction | None:
+def _update(op: Instruction, alone: bool) -> Instruction | None:
     """The operand that an instruction writes in place into its first operand, else None. In a
     fusion, the first operand must be an operand of the kernel (XLA copies it first if it must not
     be overwritten)."""
-    if one.kind not in ("dynamic-update-slice", "scatter"):
+    if op.kind not in ("dynamic-update-slice", "scatter"):
         return None
-    if not alone and _source(one.operands[0]).kind != "parameter":
+    if not alone and _source(op.operands[0]).kind != "parameter":
         return None
-    return one.operands[1 if one.kind == "dynamic-update-slice" else -1]
+    return op.operands[1 if op.kind == "dynamic-update-slice" else -1]

@@ -244,14 +244,14 @@ _FILES = (
 def check_new(folder: Path) -> None:
     """Raises InputError if a folder without checkpoints holds files of another origin that a run
     would overwrite."""
-    there = [name for name in _FILES if (folder / name).exists()]
+    existing = [name for name in _FILES if (folder / name).exists()]
     try:
-        ours = {"method", "run"} <= json.loads((folder / _FILES[0]).read_text()).keys()
+        is_run = {"method", "run"} <= json.loads((folder / _FILES[0]).read_text()).keys()
     except (OSError, ValueError, AttributeError):
-        ours = False
-    if there and not ours:
+        is_run = False
+    if existing and not is_run:
         raise InputError(
-            f"--workdir={folder} holds {listed(there)} that no run wrote; choose another folder"
+            f"--workdir={folder} holds {listed(existing)} that no run wrote; choose another folder"
         )
 
 

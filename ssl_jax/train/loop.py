@@ -79,8 +79,8 @@ def _train(
         with console.phase("initialising the network"):
             current = current or fresh_state(run)
         if not saved:
-            there = next(place for place in (workdir, *workdir.parents) if place.exists())
-            disk.check_space(there, run.abstract, copies=run.config.checkpoint.keep + 1)
+            parent = next(place for place in (workdir, *workdir.parents) if place.exists())
+            disk.check_space(parent, run.abstract, copies=run.config.checkpoint.keep + 1)
         workdir.mkdir(parents=True, exist_ok=True)
         if not existed:
             _lock(workdir, console, cleanup)

@@ -96,13 +96,13 @@ def compile(lowered: jax.stages.Lowered, **options: Any) -> tuple[jax.stages.Com
 @contextlib.contextmanager
 def _without_cache():
     """Disables JAX's compilation cache, whose programs lack the text."""
-    before = jax.config.jax_enable_compilation_cache
+    enabled = jax.config.jax_enable_compilation_cache
     try:
         jax.config.update("jax_enable_compilation_cache", False)
         compilation_cache.reset_cache()  # re-reads the flag; removes no program
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        jax.config.update("jax_enable_compilation_cache", enabled)
         compilation_cache.reset_cache()
 
 
@@ -154,30 +154,30 @@ class _Reader:
             self._totals[name] = totals
         return self._totals[name]
 
-    def _add(self, one: Instruction, totals: _Costs) -> None:
-        kind, line = one.base, self._module.where(one)
-        if products := _products(one):
-            totals.flops[line, _operands(one)] += products
-            totals.moved[kind] += round(sum(i.bytes for i in (one, *one.operands)))
-        elif kind in COLLECTIVES and kind + "-done" != one.kind and (devices := _group(one)) != 1:
-            totals.sent[kind, one.type, one.bytes, devices, line] += 1
-        bodies = self._module.bodies(one)
+    def _add(self, op: Instruction, totals: _Costs) -> None:
+        kind, line = op.base, self._module.where(op)
+        if products := _products(op):
+            totals.flops[line, _operands(op)] += products
+            totals.moved[kind] += round(sum(i.bytes for i in (op, *op.operands)))
+        elif kind in COLLECTIVES and kind + "-done" != op.kind and (devices := _group(op)) != 1:
+            totals.sent[kind, op.type, op.bytes, devices, line] += 1
+        bodies = self._module.bodies(op)
         inner = [self.costs(name) for name in bodies]
         if kind == "conditional":  # the most expensive branch
             inner = [max(inner, key=lambda c: (c.flops.total(), c.bytes.total()))]
-        times = self._module.trips(one) if kind == "while" else 1
+        times = self._module.trips(op) if kind == "while" else 1
         fused = kind == "fusion" and bool(bodies)  # a "fusion-done" has no body
         for part in inner:
             pairs = list(zip(totals, part, strict=True))
             for total, costs in pairs[:3] if fused else pairs:
                 for key, number in costs.items():
                     total[key] += times * number
-        if fused or not (inner or kernels.is_none(one)):
-            body = self._module.computations[bodies[0]] if fused else [one]
-            line = self._module.where(one, *reversed(body)) or self._module.where(*one.operands)
-            key = kernels.kind(one, body), line
-            totals.ran[key] += not one.kind.endswith("-done")
-            totals.bytes[key] += round(kernels.traffic(one, body))
+        if fused or not (inner or kernels.is_none(op)):
+            body = self._module.computations[bodies[0]] if fused else [op]
+            line = self._module.where(op, *reversed(body)) or self._module.where(*op.operands)
+            key = kernels.kind(op, body), line
+            totals.ran[key] += not op.kind.endswith("-done")
+            totals.bytes[key] += round(kernels.traffic(op, body))
 
 
 def _group(exchange: Instruction) -> int:
@@ -199,23 +199,23 @@ def _operands(product: Instruction) -> str:
     return f"{name} x3" if "operand_precision={high" in text or "f32_x3" in text else name
 
 
-def _products(one: Instruction) -> int:
+def _products(op: Instruction) -> int:
     """FLOPs of a "dot", a "convolution" or an attention kernel; 0 for other instructions."""
-    if one.kind in ("dot", "convolution"):
-        left, right = (operand.shape for operand in one.operands[:2])
-        if one.kind == "dot":
-            axes = one.bracketed(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
+    if op.kind in ("dot", "convolution"):
+        left, right = (operand.shape for operand in op.operands[:2])
+        if op.kind == "dot":
+            axes = op.bracketed(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
             summed = math.prod(left[int(a)] for a in axes.split(",") if a)
         else:
-            kernel = one.bracketed(r"dim_labels=\w+_(\w+)->") or ""
+            kernel = op.bracketed(r"dim_labels=\w+_(\w+)->") or ""
             summed = math.prod(right) // right[kernel.index("o")]
-        return 2 * math.prod(one.shape) * summed
-    if one.kind == "custom-call" and (scores := one.bracketed(_SCORES)):
+        return 2 * math.prod(op.shape) * summed
+    if op.kind == "custom-call" and (scores := op.bracketed(_SCORES)):
         pairs = math.prod(map(int, scores.replace('"', "").split(",")))
-        return 2 * _part(_CUDNN, one) * pairs * one.operands[0].shape[-1]
-    if one.kind == "custom-call" and "flash_attention" in one.text:
-        queries, keys = (operand.shape for operand in one.operands[:2])  # [B, heads, N, width]
-        return 2 * _part(_FLASH, one) * math.prod(queries) * keys[2]
+        return 2 * _part(_CUDNN, op) * pairs * op.operands[0].shape[-1]
+    if op.kind == "custom-call" and "flash_attention" in op.text:
+        queries, keys = (operand.shape for operand in op.operands[:2])  # [B, heads, N, width]
+        return 2 * _part(_FLASH, op) * math.prod(queries) * keys[2]
     return 0
 
 

@@ -55,8 +55,8 @@ def schedules(config: ConfigDict) -> Schedules:
     def cosine(step, base, end, warmup=0):
         value = warmup_cosine(step, base=base, end=end, total=first, warmup=warmup)
         for began, ended in itertools.pairwise((first, *later)):
-            again = warmup_cosine(step - began, base=base, end=end, total=ended - began)
-            value = jnp.where(step < began, value, again)
+            restarted = warmup_cosine(step - began, base=base, end=end, total=ended - began)
+            value = jnp.where(step < began, value, restarted)
         return value
 
     def lr(step):

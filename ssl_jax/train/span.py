@@ -27,8 +27,8 @@ def spanned(train_step: Callable, most: int) -> Callable:
         # One trace gives both the program and the shapes of its metrics.
         traced, shapes = jax.make_jaxpr(train_step, return_shape=True)(state, batch_of(0))
 
-        def body(i, both):
-            state, metrics = both
+        def body(i, carry):
+            state, metrics = carry
             results = jaxpr_as_fun(traced)(*jax.tree.leaves((state, batch_of(i))))
             state, new = jax.tree.unflatten(jax.tree.structure(shapes), results)
             return state, jax.tree.map(lambda x, y: x.at[i].set(y), metrics, new)

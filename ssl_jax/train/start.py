@@ -143,9 +143,9 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
             weights = _with_first_layer(tree, weights)
         return fill.fill(tree, weights, only=config.init_only, model=config.model)
 
-    goes_on = fresh.teacher is not None or source.method == config.method
+    continues = fresh.teacher is not None or source.method == config.method
     student = {**fresh.params, **_constants(fresh.constants)}
-    params, report = filled(student, "student" if goes_on else "teacher")
+    params, report = filled(student, "student" if continues else "teacher")
     constants = params.pop("constants", None)
     constants = {**fresh.constants, **constants} if constants else fresh.constants
     reports, teacher = {"init_from": report}, None
@@ -156,8 +156,8 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
         teacher = trees.nest({path: flat[path] for path in trees.flatten(fresh.teacher)})
     elif fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
-        apart = len(source.trees) > 1 and not evaluated
-        reports |= {"init_from, teacher": report} if apart else {}
+        separate = len(source.trees) > 1 and not evaluated
+        reports |= {"init_from, teacher": report} if separate else {}
     if jax.process_index() == 0:
         for name, text in reports.items():
             print(f"{name}: {text}", flush=True)
@@ -215,7 +215,7 @@ def _run_folder(path: Path, mesh) -> Source:
     """Reads a run directory or one of its checkpoints: the trees "student" (with any constants) and
     "teacher"."""
 
-    def taken(saved, step):
+    def read_step(saved, step):
         config = _config(saved.meta(step)["config"])
         fields = saved.read(
             step,
@@ -224,7 +224,7 @@ def _run_folder(path: Path, mesh) -> Source:
         )
         return step, config, fields
 
-    step, config, fields = checkpoint.newest(path, taken)
+    step, config, fields = checkpoint.newest(path, read_step)
     params, teacher = fields["params"], fields["teacher"]
     student = lora.network(params, None, config.model)
     parts = {"student": student | _constants(fields["constants"])}
@@ -282,8 +282,8 @@ def _for_channels(tree, weights: Weights, config) -> Weights:
             wide = kernel[:, np.arange(channels) % 3]
         arrays[path] = (wide * np.float32(3 / channels)).reshape(rows * channels, -1)
         model |= {name: config.model[name] for name in ("mean", "std")}
-        how = f"patch embedding of 3 channels made one of {channels} ({config.init_channels})"
-        note = f"{note}; {how}" if note else how
+        remark = f"patch embedding of 3 channels made one of {channels} ({config.init_channels})"
+        note = f"{note}; {remark}" if note else remark
     return weights._replace(arrays=arrays, model=model, note=note)
 
 

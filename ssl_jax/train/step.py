@@ -109,8 +109,8 @@ def make_loss(
             return in_chunks(functools.partial(networks, progress=progress), chunks)(*images)
 
         weights = dict(params=params, teacher=state.teacher, constants=state.constants)
-        apart = sharding.by_image(encode, method.placement, dtype=dtype)
-        outputs = apart(weights, (views, keys[0]))
+        encode_sharded = sharding.by_image(encode, method.placement, dtype=dtype)
+        outputs = encode_sharded(weights, (views, keys[0]))
         return method.objective(params, state.teacher, outputs, state.carry, keys[1], progress)
 
     return loss

@@ -188,12 +188,12 @@ class Steps:
         due = self._at == self._total or any(map(self._is_due, every))
         while self._in_flight and (len(self._in_flight) > 1 or due or signals.agreed):
             end, count, metrics = self._in_flight.popleft()
-            for done, one in self._apart(end, count, metrics):
-                signals.read_mark(one)
-                self._guard.check(done, one)
-                self._console.finished(done, one)
+            for done, scalars in self._apart(end, count, metrics):
+                signals.read_mark(scalars)
+                self._guard.check(done, scalars)
+                self._console.finished(done, scalars)
                 if done % config.log.every_steps == 0 or done == self._total:
-                    row = {"step": done, **log.scalars(one), **self._console.timing(done)}
+                    row = {"step": done, **log.scalars(scalars), **self._console.timing(done)}
                     self._rows.write(row)
                     self._tracked.write("metrics", row)
                     self._console.show(row, self._monitor(row))

@@ -66,11 +66,11 @@ class Trackers:
             late = name not in names
             names.setdefault(name, f"{folder.name}-{uuid.uuid4().hex[:8]}")
             # Last steps already sent: all rows written while this tracker was enabled.
-            had = {} if late else {title: table.had for title, table in tables.items()}
+            sent = {} if late else {title: table.had for title, table in tables.items()}
             if name == "tensorboard":
                 writer: Any = _TensorBoard(package, folder / "tensorboard", start)
             else:
-                writer = _Hosted(package, config.log[name], names[name], folder, config, had)
+                writer = _Hosted(package, config.log[name], names[name], folder, config, sent)
             self._writers.append(writer)
             if late:
                 log.write_json(self._known, names)
@@ -160,8 +160,8 @@ class _TensorBoard:
 class _Hosted:
     """Weights & Biases, or trackio, which offers the same functions."""
 
-    def __init__(self, package, project, name, folder, config, had):
-        self._package, self._had = package, had
+    def __init__(self, package, project, name, folder, config, sent):
+        self._package, self._sent = package, sent
         words = dict(project=project, name=name, config=config.to_dict(), resume="allow")
         self._own_axis = package.__name__ == "wandb"
         if self._own_axis:
@@ -176,7 +176,7 @@ class _Hosted:
         del config  # passed to `init` already
 
     def numbers(self, table, step, row):
-        if step > self._had.get(table, -1):
+        if step > self._sent.get(table, -1):
             self._log(step, row)
 
     def pictures(self, step, paths):

@@ -112,8 +112,8 @@ def make(config: ConfigDict) -> base.Method:
         metrics = {"global_loss": terms.pop("loss"), "teacher_temperature": tau}
         metrics |= {f"image_{name}": value for name, value in terms.items()}
         metrics["embedding_spread"] = base.spread(target)
-        one = jnp.ones((target.shape[1], 1), bool)
-        center = {"images": images.moved_center(target[:, :, None], one, c.center_momentum)}
+        valid = jnp.ones((target.shape[1], 1), bool)
+        center = {"images": images.moved_center(target[:, :, None], valid, c.center_momentum)}
         carry = carry | {"center": carry["center"] | center}
         if "objects" not in levels:
             return loss, base.Output(carry, metrics)
@@ -141,13 +141,13 @@ def make(config: ConfigDict) -> base.Method:
         new = carry | {"center": carry["center"] | {"objects": center}}
         retrieved = {}
         if retrieves:
-            neighbours, counted, rows, found = bootstrap(
+            neighbours, counted, rows, meters = bootstrap(
                 object_tokens, valid, outputs.labels, assigned, carry["memory"]
             )
-            metrics |= found
+            metrics |= meters
             # Images first: the head's work is sharded over them.
-            near = multicrop.views_first(embed(teacher, neighbours))
-            retrieved = dict(neighbours=near, cycle=counted, counts=c.counts)
+            embedded = multicrop.views_first(embed(teacher, neighbours))
+            retrieved = dict(neighbours=embedded, cycle=counted, counts=c.counts)
             new["memory"] = rows
         terms = losses.cribo_objects(
             student,

@@ -88,12 +88,12 @@ def retrieve(
             group_size=group or None,
             cut_bank=True,
         )
-        near = devices.take(rows[name], cycle.index.reshape(-1), cut=True)
-        neighbours.append(near.reshape(*cycle.index.shape, -1))
+        nearest = devices.take(rows[name], cycle.index.reshape(-1), cut=True)
+        neighbours.append(nearest.reshape(*cycle.index.shape, -1))
         indices.append(cycle.index)
         consistent.append(cycle.consistent)
-    near = jnp.stack(neighbours, axis=1)
-    return near, jnp.stack(indices), jnp.stack(consistent), exists.any()
+    nearest = jnp.stack(neighbours, axis=1)
+    return nearest, jnp.stack(indices), jnp.stack(consistent), exists.any()
 
 
 def remembered(

@@ -79,8 +79,8 @@ def make(config: ConfigDict) -> base.Method:
         share."""
         each = optax.softmax_cross_entropy(outputs.scores, targets(outputs, c.smoothing))
         major = jnp.where(outputs.share >= 0.5, outputs.label, outputs.partner)
-        right = outputs.scores.argmax(axis=-1) == major
-        return each.mean(), base.Output(carry, {"accuracy": right.mean(dtype=jnp.float32)})
+        correct = outputs.scores.argmax(axis=-1) == major
+        return each.mean(), base.Output(carry, {"accuracy": correct.mean(dtype=jnp.float32)})
 
     def show(params, images, features, *_):
         """Extra logits [B, C], the class scores."""
@@ -88,7 +88,7 @@ def make(config: ConfigDict) -> base.Method:
 
     t = config.teacher
     slowest = min(t.momentum, t.final_momentum)
-    left = slowest**config.run.total_steps if c.average else 0.0
+    initial_share = slowest**config.run.total_steps if c.average else 0.0
 
     def health(metrics):
         """Warns of a loss above chance, and of a moving average that is too slow for the run."""
@@ -99,9 +99,9 @@ def make(config: ConfigDict) -> base.Method:
                 f"worse than chance: the loss is {loss:.2f}, that of random guesses {chance:.2f};"
                 " lower optim.lr or raise optim.warmup_epochs"
             )
-        if left > 0.1:
+        if initial_share > 0.1:
             warnings.append(
-                f"slow average: the initial weights will make up {100 * left:.0f} % of the"
+                f"slow average: the initial weights will make up {100 * initial_share:.0f} % of the"
                 " final average; lower teacher.momentum or set finetune.average=False"
             )
         return warnings

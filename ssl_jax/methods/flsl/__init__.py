@@ -139,8 +139,8 @@ def make(config: ConfigDict) -> base.Method:
         tau_sa, tau_ca = (sharpness(name, progress) / m.width for name in ("sa", "ca"))
         group = views["global"]
         if "other" in views:
-            both = jnp.concatenate([group.images, views["other"].images], axis=1)
-            group = group._replace(images=both)
+            images = jnp.concatenate([group.images, views["other"].images], axis=1)
+            group = group._replace(images=images)
         clean = patches(backbone.teacher, teacher, group)  # [B, T, N, d]
 
         parts = []

@@ -138,7 +138,7 @@ def build(
     else:
         anchors = ops.sample_anchors(key, rows.shape[0], task.anchors, num_tasks=task.tasks)
 
-    def one(anchors):
+    def build_task(anchors):
         members, similarity = ops.build_sops(
             rows, anchors, num_members=task.members, pool=section.pool
         )
@@ -147,4 +147,4 @@ def build(
         )
         return members, weights
 
-    return jax.lax.map(one, anchors)
+    return jax.lax.map(build_task, anchors)

@@ -34,9 +34,9 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
       cosine to the anchor.
     """
     config, images = encoder.config, np.asarray(images)
-    whole, patches = _embeddings(encoder, images)
+    image_embeddings, patches = _embeddings(encoder, images)
     key = numerics.key(config.seed)
-    rows = _rows(images, *_neighbours(key, whole[:, None]))
+    rows = _rows(images, *_neighbours(key, image_embeddings[:, None]))
     pictures = {"neighbours": Picture("Anchors (left) and the nearest images, with cosine", rows)}
     if "patch" in embeddings.tasks(config[config.method]):
         count, height, width, size = patches.shape
@@ -105,9 +105,9 @@ def _rows(images, anchors, index, cosine, grid=(1, 1)):
     return tuple(
         (
             panel(anchor, f"anchor {i + 1}"),
-            *(panel(n, f"{s:.2f}") for n, s in zip(near, values, strict=True)),
+            *(panel(n, f"{s:.2f}") for n, s in zip(neighbours, values, strict=True)),
         )
-        for i, (anchor, near, values) in enumerate(zip(anchors, index, cosine, strict=True))
+        for i, (anchor, neighbours, values) in enumerate(zip(anchors, index, cosine, strict=True))
     )
 
 

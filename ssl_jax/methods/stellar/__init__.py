@@ -112,25 +112,25 @@ def make(config: ConfigDict) -> base.Method:
     def encode(params, teacher, constants, views_of, keys, progress):
         keys = multicrop.split_keys(keys, 3)
         images = views_of["global"].images
-        seen = backbone.student.apply(params["backbone"], images[:, 0], keys=keys[:, 0])
-        out = Outputs(seen.queries, **{kind: embed(params, seen, kind) for kind in kinds})
+        tokens = backbone.student.apply(params["backbone"], images[:, 0], keys=keys[:, 0])
+        out = Outputs(tokens.queries, **{kind: embed(params, tokens, kind) for kind in kinds})
         if rebuilds:
-            maps, columns = localize(params, seen), images.shape[-2] // m.patch
+            maps, columns = localize(params, tokens), images.shape[-2] // m.patch
             out = out._replace(
-                rebuilt=rebuild(params, constants["fourier"], seen, maps, columns),
+                rebuilt=rebuild(params, constants["fourier"], tokens, maps, columns),
                 target=goal.encode(constants, jax.lax.stop_gradient(images[:, 0]), dtype=m.dtype),
             )
         if "masked" in views_of:
-            seen = multicrop.encode(
+            tokens = multicrop.encode(
                 backbone.student, params["backbone"], views_of["masked"], keys=keys[:, 1]
             )
-            of_kind = {f"masked_{kind}": embed(params, seen, kind) for kind in kinds if aligns}
-            out = out._replace(masked_tokens=seen.queries, **of_kind)
+            of_kind = {f"masked_{kind}": embed(params, tokens, kind) for kind in kinds if aligns}
+            out = out._replace(masked_tokens=tokens.queries, **of_kind)
         if "local" in views_of:
-            seen = multicrop.encode(
+            tokens = multicrop.encode(
                 backbone.student, params["backbone"], views_of["local"], keys=keys[:, 2]
             )
-            out = out._replace(local_cls=embed(params, seen, "cls"))
+            out = out._replace(local_cls=embed(params, tokens, "cls"))
         if has_teacher:  # it encodes the other global crop, unmasked
             clean = backbone.teacher.apply(teacher["backbone"], images[:, 1])
             of_kind = {f"teacher_{kind}": embed(teacher, clean, kind) for kind in kinds}

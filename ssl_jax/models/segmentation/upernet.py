@@ -57,8 +57,8 @@ class _UperNet(nnx.Module):
         if not train:
             return parts.Logits(logits)
         x = self.auxiliary(levels[_AUXILIARY[0]], train)
-        other = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        x = parts.drop_channels(x, self.dropout, other)
+        folded = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        x = parts.drop_channels(x, self.dropout, folded)
         return parts.Logits(logits, self.classify_auxiliary(x))
 
     def _context(self, x, train):
