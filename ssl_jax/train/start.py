@@ -57,12 +57,9 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     lack, and for channels (with mean and std) if their number differs. A config without a class
     token (FLSL) keeps none.
 
-    Args:
-      recorded: the section `model` of a run being resumed, whose initial weights may be gone; None
-        for a new run.
+    recorded: section `model` of a run being resumed, whose initial weights may be gone; else None.
 
-    Raises:
-      InputError: `init_from` is missing; otherwise as `start_from`.
+    Raises InputError if `init_from` is missing, otherwise as `start_from`.
     """
     if not config.init_model:
         return config
