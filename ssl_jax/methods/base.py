@@ -47,8 +47,7 @@ class Progress(NamedTuple):
 
     step: int32, batches before this one. epoch: int32, step // steps_per_epoch (the last partial
     batch of an epoch is dropped). epoch_fraction: float32, step / steps_per_epoch. total_steps: the
-    planned end, at which schedules over the run reach their final values; an extension does not
-    move it.
+    planned end of schedules over the run, which an extension does not move.
     """
 
     step: jax.Array
@@ -72,8 +71,7 @@ class Push(NamedTuple):
 class Output(NamedTuple):
     """Second result of `objective`: the new carry and named float32 scalars.
 
-    The new carry has the structure of the old one, with a Push in place of each memory
-    (`ops.memory_init`).
+    The new carry has the old one's structure, with a Push for each memory (`ops.memory_init`).
     """
 
     carry: Any
@@ -130,8 +128,7 @@ class Meaning(NamedTuple):
     """Help for reading a column of metrics.
 
     classes: K if the metric is an entropy over K classes, in nats: at most log K.
-    rises_with, why: the metric may rise in a healthy run while the column `rises_with` rises, for
-      the reason `why`.
+    rises_with, why: the metric may rise in a healthy run while this other column rises; the reason.
     """
 
     classes: int = 0
