@@ -1,4 +1,4 @@
-"""The registry of methods: what a config's `method` names."""
+"""The registry of methods, from which a config's `method` selects."""
 
 import importlib
 import importlib.util
@@ -35,12 +35,12 @@ from ssl_jax.methods.base import (
 
 
 class Definition(NamedTuple):
-    """A method that a config can name.
+    """A registered method.
 
     make(config) -> Method: binds networks and settings of a resolved config.
     defaults() -> dict of `config.Key`: the section of the config under the method's name.
-    check(config): refuses impossible settings (InputError); the config is not resolved yet.
-    beside: further methods whose sections the config has.
+    check(config): refuses invalid settings (InputError) before the config is resolved.
+    beside: further methods whose sections the config contains.
     """
 
     make: Callable
@@ -57,21 +57,21 @@ def register(
 ) -> None:
     """Adds a method under `name`; see `Definition`.
 
-    A module outside the package calls this when it is imported; `--import=my.module` has it
-    imported, and is kept in the checkpoint. Registering a name again replaces it.
+    A module outside the package calls this on import; `--import=my.module` imports it and is stored
+    in the checkpoint. Registering a name again replaces it.
     """
     METHODS[name] = Definition(make, defaults, check, beside)
 
 
 def get(name: str) -> Definition:
-    """The method of that name. Raises InputError naming the nearest one."""
+    """The definition of a method. Raises InputError, suggesting the nearest name."""
     if name not in METHODS:
         raise config_lib.InputError(config_lib.unknown("method", name, METHODS))
     return METHODS[name]
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Imports modules that register methods when they are imported. Raises InputError."""
+    """Imports modules that register methods on import. Raises InputError."""
     for name in names:
         first, *_ = parts = name.split(".")
         if not all(map(str.isidentifier, parts)) or importlib.util.find_spec(first) is None:
@@ -82,7 +82,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def make(config: ConfigDict) -> Method:
-    """The method that a resolved config names, bound to it."""
+    """The method of a resolved config, bound to it."""
     method = get(config.method).make(config)
     return adapters.adapted(method, config.model) if config.model.get("lora", 0) else method
 

@@ -1,6 +1,5 @@
-"""Any method with low-rank adapters (models.lora): its networks get weights with the adapters
-added; the optimizer and the average of the teacher see adapters and heads, and nothing of the
-frozen encoder."""
+"""Adds low-rank adapters (models.lora) to any method: its networks receive weights with the
+adapters merged; optimizer and EMA teacher contain adapters and heads only."""
 
 import jax
 from ml_collections import ConfigDict
@@ -9,14 +8,14 @@ from ssl_jax import trees
 from ssl_jax.methods.base import NEVER, Method, Rule
 from ssl_jax.models import lora
 
-_DRAW = 2**20  # of the key of `init`, apart from the method's own draws
+_DRAW = 2**20  # folded into the key of `init`; distinct from the method's own draws
 
 
 def adapted(method: Method, model: ConfigDict) -> Method:
-    """The method with adapters as the config section `model` asks for them.
+    """The method with the adapters of the config section `model`.
 
-    The student's tree holds the encoder, frozen, with an adapter beside each kernel; the teacher's
-    tree what is trained alone. `features` takes what `lora.network` makes of them.
+    The student's tree holds the frozen encoder with an adapter next to each kernel; the teacher's
+    tree holds trained weights only. `features` takes the merged tree of `lora.network`.
     """
 
     def init(key):

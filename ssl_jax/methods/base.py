@@ -1,5 +1,5 @@
-"""What a method is: pure functions bound once to a config, and the records that pass between them
-and the train step."""
+"""The interface of methods: pure functions bound once to a config, and the records that they
+exchange with the train step."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,16 +19,16 @@ NEVER = math.inf  # freeze_epochs of a parameter that is never trained
 
 @dataclass(frozen=True)
 class Rule:
-    """How the optimizer treats the parameters whose path matches.
+    """Optimizer settings for the parameters whose path matches.
 
     lr: factor on the learning rate.
-    decay: "matrices" decays tensors of rank 2 and more and no biases (the DINO family: "not on
-      biases and 1-D parameters", by the rank of the stored tensor, so class token, position codes,
-      mask vector and a [1, K] gain ARE decayed); True all, False none.
-    freeze_epochs: not trained before this epoch: neither value, moments nor step count move. NEVER:
-      never trained, and no moments at all.
+    decay: weight decay of all (True), none (False) or "matrices": tensors of rank 2 and more,
+      without biases (the DINO family's "not on biases and 1-D parameters" by the rank of the stored
+      tensor, so class token, position codes, mask token and a [1, K] gain ARE decayed).
+    freeze_epochs: before this epoch, values, moments and step count stay unchanged. NEVER: never
+      trained, and without moments.
     clip_group: gradients of all tensors with the same group name are clipped by their joint norm;
-      None: as optim.clip_by says.
+      None: by optim.clip_by.
     """
 
     lr: float = 1.0
@@ -43,12 +43,11 @@ DEFAULT_RULES: Rules = ((".*", Rule()),)
 
 
 class Progress(NamedTuple):
-    """Where the run stands; step, epoch and epoch_fraction are traced scalars.
+    """Position in the run; step, epoch and epoch_fraction are traced scalars.
 
-    step: int32, batches seen before this one. epoch: int32, step // steps_per_epoch (the last
-    partial batch of an epoch is dropped). epoch_fraction: float32, step / steps_per_epoch.
-    total_steps: at which what rises or falls over the run is at its end, where it stays if the run
-    is lengthened.
+    step: int32, batches before this one. epoch: int32, step // steps_per_epoch (the last partial
+    batch of an epoch is dropped). epoch_fraction: float32, step / steps_per_epoch. total_steps: the
+    planned end of schedules over the run, which an extension does not move.
     """
 
     step: jax.Array
@@ -64,7 +63,7 @@ class Progress(NamedTuple):
 
 
 class Push(NamedTuple):
-    """Rows {name: [B, ...]} that a memory of the carry takes at the end of the step."""
+    """Rows {name: [B, ...]} to push into a memory of the carry at the end of the step."""
 
     rows: dict[str, jax.Array]
 
@@ -72,7 +71,7 @@ class Push(NamedTuple):
 class Output(NamedTuple):
     """Second result of `objective`: the new carry and named float32 scalars.
 
-    The new carry is built as the old one, with a Push where a memory (`ops.memory_init`) was.
+    The new carry has the old one's structure, with a Push for each memory (`ops.memory_init`).
     """
 
     carry: Any
@@ -80,26 +79,26 @@ class Output(NamedTuple):
 
 
 def settle(new: Any, old: Any, accepted: jax.Array | bool = True) -> Any:
-    """The carry after a step: `new` of an Output, or `old` where the step is left out.
+    """The carry after a step: `new` from an Output, or `old` if the step is skipped.
 
-    Memories take their rows only here, where it is known whether the step counts: a choice between
-    a memory before and after would need both at once.
+    Memories are pushed here, once it is known whether the step is accepted: selecting between the
+    memories before and after would store both.
     """
 
-    def one(new, old):
+    def settle_leaf(new, old):
         if isinstance(new, Push):
             return ops.memory_push(old, new.rows, where=jnp.asarray(accepted))
         return jnp.where(accepted, new, old)
 
-    return jax.tree.map(one, new, old, is_leaf=lambda leaf: isinstance(leaf, Push))
+    return jax.tree.map(settle_leaf, new, old, is_leaf=lambda leaf: isinstance(leaf, Push))
 
 
 class Features(NamedTuple):
-    """What a trained network says about images, all float32, after the final norm.
+    """Features of images, all float32, after the final norm.
 
-    image [B, d]: the vector the method means by "the image". cls [B, d] or None. patches [B, h, w,
-    d]. attention [B, heads, N, N] of the last block, and layers {block index: Tokens}: if asked
-    for. extras: what else the method has to show, by name, if asked for.
+    image [B, d]: the method's vector of the whole image. cls [B, d] or None. patches [B, h, w, d].
+    If requested: attention [B, heads, N, N] of the last block; layers {block index: Tokens};
+    extras, further outputs of the method by name.
     """
 
     image: jax.Array
@@ -111,7 +110,7 @@ class Features(NamedTuple):
 
 
 def no_constants() -> None:
-    """Default `constants`: nothing frozen beside the parameters."""
+    """Default `constants`: the method has none."""
 
 
 def no_teacher(params: Any) -> None:
@@ -120,16 +119,16 @@ def no_teacher(params: Any) -> None:
 
 
 def no_warnings(metrics: Mapping[str, float]) -> list[str]:
-    """Default `health`."""
+    """Default `health`: no warnings."""
     del metrics
     return []
 
 
 class Meaning(NamedTuple):
-    """What to know about a column of metrics beyond its name.
+    """Help for reading a column of metrics.
 
-    classes: K of an entropy over K classes, in nats: it is at most log K.
-    rises_with, why: it may rise while learning goes well, when that other column rises too; why.
+    classes: K if the metric is an entropy over K classes, in nats: at most log K.
+    rises_with, why: the metric may rise in a healthy run while this other column rises; the reason.
     """
 
     classes: int = 0
@@ -138,42 +137,43 @@ class Meaning(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method with its networks and settings bound: no function takes a config, all are pure.
+    """A method bound to its networks and settings: all functions are pure, none takes a config.
 
     views: ViewRecipe
         Crops, sizes, masks and photometric draws of one image.
     init(key) -> (params, carry)
         params: trainable nested dict; carry: memories, centers, counters (or None). Reads no file.
     encode(params, teacher, constants, views, keys, progress) -> Outputs
-        The networks only, on a batch of prepared views and one PRNG key per image [B]. Outputs is a
-        NamedTuple of the method's own whose arrays have leading axis B; row i depends on image i
-        alone: the step cuts the batch into chunks, and calls this on every device for its share
+        Runs the networks on a batch of prepared views with one PRNG key per image [B]. Outputs is a
+        NamedTuple of the method whose arrays have leading axis B. Row i depends only on image i,
+        because the step encodes the batch in chunks and each device's shard separately
         (`jax.shard_map`).
     objective(params, teacher, outputs, carry, key, progress) -> (scalar, Output)
-        The loss over the whole batch, and what the carry becomes.
+        The loss over the whole batch, and the new carry.
     features(params, images, *, layers, attention, extras, constants) -> Features
-        Of images [B, H, W, 3] in [0, 1]; params is the teacher's or the student's tree. By default
-        layers=(), attention=False, extras=False, constants=None: the image, class token and patches
-        alone. Some extras need the constants, or parameters that a teacher lacks, and are left out
-        without them.
+        Features of images [B, H, W, 3] in [0, 1]; params is the teacher's or the student's tree.
+        The defaults layers=(), attention=False, extras=False, constants=None give image, class
+        token and patches only. Extras are omitted if they need constants or parameters that are
+        not passed.
     constants() -> tree or None
-        Frozen arrays and weights of files, in the state, never trained; see `freeze`, `frozen`.
-    constant_shapes() -> the same as jax.ShapeDtypeStructs, where they are known without the files.
+        Frozen arrays, such as weights from files, stored in the state; see `freeze`, `frozen`.
+    constant_shapes() -> tree of jax.ShapeDtypeStructs
+        Shapes of the constants, if they are known without reading files; None: they are not.
     teacher_of(params) -> subtree or None
-        What the EMA teacher copies.
+        The parameters that the EMA teacher averages.
     rules: ((path pattern, Rule), ...)
-        How the optimizer treats each parameter; must cover all.
+        Optimizer settings; every parameter must match a rule.
     placement: ((path pattern, PartitionSpec over the axes of the mesh), ...)
-        Where arrays of params and carry live if not where runtime.sharding puts them by itself.
+        Shardings of params and carry that replace the defaults of runtime.sharding.
     health(metrics) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
     meanings: {column of metrics: Meaning}
-        Of those that are easily misread.
+        Help for columns that are easily misread.
     freeze(constants, teacher, done) -> constants
-        The constants after `done` steps, with a copy of the teacher of some step; None: no copy.
+        The constants after `done` steps, with a copy of the teacher from some step. None: no copy.
     starts_evaluated: bool
-        With weights from elsewhere (`init_from`), whether student and teacher both start from the
-        network that is evaluated there, its teacher if it has one; see train.start.
+        With `init_from`, whether student and teacher both start from the network that the source's
+        authors evaluate (its teacher, if it has one); see train.start.
     """
 
     views: ViewRecipe
@@ -193,14 +193,14 @@ class Method(NamedTuple):
 
 
 def shapes_of_constants(method: Method) -> Any:
-    """What `method.constants()` would return, as jax.ShapeDtypeStructs."""
+    """The result of `method.constants()` as jax.ShapeDtypeStructs."""
     if method.constant_shapes is not None:
         return method.constant_shapes()
     return jax.eval_shape(lambda constants: constants, method.constants())
 
 
 def spread(embeddings: jax.Array) -> jax.Array:
-    """Spread of unit vectors [..., B, d]: sqrt(1 - |mean over B|^2), averaged; 0 = all equal, 1 =
+    """Spread of unit vectors [..., B, d]: mean of sqrt(1 - |mean over B|^2); 0 = all equal, 1 =
     centred."""
     center = embeddings.astype(jnp.float32).mean(axis=-2)
     return jnp.sqrt(jnp.maximum(1.0 - jnp.square(center).sum(axis=-1), 0.0)).mean()
@@ -218,7 +218,7 @@ def spread_warnings(metrics: Mapping[str, float]) -> list[str]:
 
 
 def entropies(**classes: int) -> dict[str, Meaning]:
-    """The meanings of the entropies that `assignment_warnings` reads, {prefix: K}."""
+    """Meanings of the entropies that `assignment_warnings` reads; classes: {prefix: K}."""
     return {
         f"{prefix}_{name}": Meaning(classes=count)
         for prefix, count in classes.items()
@@ -227,11 +227,10 @@ def entropies(**classes: int) -> dict[str, Meaning]:
 
 
 def assignment_warnings(metrics: Mapping[str, float], **classes: int) -> list[str]:
-    """Warnings from the entropies (natural logarithm) of distributions over K prototypes, {prefix:
-    K}: of collapse to few of them, and of targets that teach nothing.
+    """Warnings of uniform targets and of collapse to few of K prototypes, from entropies in nats.
 
-    Reads, where they are, `{prefix}_teacher_entropy` (mean entropy of a target) and
-    `{prefix}_marginal_entropy` (entropy of the mean target of a batch).
+    Reads `{prefix}_teacher_entropy` (mean entropy of a target) and `{prefix}_marginal_entropy`
+    (entropy of a batch's mean target), if present; classes: {prefix: K}.
     """
     return [text for prefix, count in classes.items() for text in _warnings(metrics, prefix, count)]
 
@@ -249,7 +248,7 @@ def _warnings(metrics, prefix: str, num_classes: int) -> list[str]:
             "nothing to learn from; lower the teacher temperature, or raise model.init_std or "
             "optim.lr"
         ]
-    # Their difference is the information, in nats, that a target holds about its image.
+    # The difference is the mutual information, in nats, between a target and its image.
     if marginal < 0.1 * top or marginal - each < 0.03 * top:
         return [
             f"collapse of {prefix} targets: nearly all images have the same target, on about "

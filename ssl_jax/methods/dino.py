@@ -30,7 +30,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     section_keys.check_token(config)
     section_keys.check_no_masks(config, "DINO")
 
@@ -50,7 +50,7 @@ def make(config: ConfigDict) -> base.Method:
     head = multicrop.prototype_head(m, c, c.prototypes)
 
     def init(key):
-        """Encoder and head; carry: the center [K], zeros."""
+        """Encoder and head; carry: a zero center [K]."""
         key_backbone, key_head = jax.random.split(key)
         params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
         return params, {"center": jnp.zeros(c.prototypes, jnp.float32)}
@@ -65,7 +65,8 @@ def make(config: ConfigDict) -> base.Method:
         return Outputs(jnp.concatenate(student, axis=1), scores(teacher, clean))
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """Cross-entropy over pairs of different views (eq. 2 and 3); then the center (eq. 4)."""
+        """Cross-entropy over pairs of different views (eq. 2 and 3); then updates the center
+        (eq. 4)."""
         student, target = map(multicrop.views_first, outputs)
         tau = multicrop.teacher_temperature(c, progress.epoch, c.teacher_temperature_epochs)
         terms = losses.dino(

@@ -1,8 +1,8 @@
 """DINOv2: self-distillation of images and patches with balanced targets (Oquab et al. 2023).
 
-DINO's objective on the class token and iBOT's on masked patches, each with a head of its own; the
-teacher's targets are balanced over the batch by Sinkhorn-Knopp; KoLeo keeps the class tokens of a
-batch apart. LayerScale and registers are keys of the section `model`.
+DINO's objective on the class token and iBOT's on masked patches, each with its own head.
+Sinkhorn-Knopp balances the teacher's targets over the batch; KoLeo spreads the class tokens of a
+batch. LayerScale and registers are keys of the section `model`.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     c = config.dinov2
     section_keys.check_weights(config)
     section_keys.check_token(config)
@@ -95,7 +95,7 @@ def make(config: ConfigDict) -> base.Method:
     patch_path = "patch_head" if c.separate_head else "head"
 
     def init(key):
-        """Encoder and heads; carry: with running means the centers, zeros."""
+        """Encoder and heads; carry: zero centers, or None with Sinkhorn-Knopp."""
         key_backbone, key_head = jax.random.split(key)
         params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
         if c.separate_head:
@@ -116,7 +116,7 @@ def make(config: ConfigDict) -> base.Method:
             backbone, params, teacher, views_of, keys, masked=True
         )
         images, seen = [image(tokens) for tokens in student], student[0]
-        # Only masked patches have targets and a loss.
+        # Only masked patches enter the loss.
         index, mask = multicrop.masked_first(
             views_of["global"].masks, recipe.max_masked(views, "global")
         )
@@ -133,9 +133,9 @@ def make(config: ConfigDict) -> base.Method:
         return gram.seen(config, outputs, seen.patches, clean.patches)
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """DINO, iBOT and KoLeo; running means, if there are any, then follow the batch."""
+        """The losses of DINO, iBOT and KoLeo; then updates running means, if there are any."""
         *scores, tokens = map(multicrop.views_first, outputs)
-        # Warmed up step by step, unlike DINO's and iBOT's.
+        # The warm-up is per step, unlike in DINO and iBOT.
         steps = c.teacher_temperature_epochs * progress.steps_per_epoch
         tau = multicrop.teacher_temperature(c, progress.step, steps)
         if c.centering == "sinkhorn":
@@ -161,7 +161,7 @@ def make(config: ConfigDict) -> base.Method:
         return loss, base.Output(carry, terms | {"teacher_temperature": tau})
 
     def follow(carry, outputs):
-        """The centers after this batch; that of the patches follows masked ones only."""
+        """The centers after this batch; that of the patches averages masked ones only."""
         mask = outputs.mask[..., None]
         total = jnp.where(mask, outputs.teacher_patch, 0).sum(axis=(0, 1, 2))
         mean = total / jnp.maximum(1, mask.sum())
@@ -172,7 +172,7 @@ def make(config: ConfigDict) -> base.Method:
         }
 
     def show(params, images, features, *_):
-        """patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
+        """Extra patch_prototype [B, h, w] int, the most likely prototype of each patch."""
         scores = patch_head.apply(params[patch_path], features.patches)
         return {"patch_prototype": scores.argmax(axis=-1)}
 
@@ -192,9 +192,9 @@ def make(config: ConfigDict) -> base.Method:
 
 
 def _rules(config) -> base.Rules:
-    """Learning rates that shrink towards the input, and last layers that wait.
+    """Layer-wise learning-rate decay, and last layers that are frozen at first.
 
-    With optim.clip_by="global" each network is clipped by its own norm, as in the official code.
+    With optim.clip_by="global", each network is clipped by its own norm, as in the official code.
     """
     c, depth = config.dinov2, config.model.depth
 

@@ -1,9 +1,9 @@
-"""Distillation: a student repeats the features of a frozen, published network.
+"""Distillation: a student learns the features of a frozen, published network.
 
-In the manner of AM-RADIO (Ranzinger et al. 2024, arXiv 2312.06709), with one teacher. Student and
-teacher see the same view, the teacher at its own size and patch. Linear maps take the student's
-image vector and patches to the teacher's width, where cosine and smooth L1 compare them
-(`losses.distillation`). Beside it the student may have the loss of a method of `OWN`.
+Follows AM-RADIO (Ranzinger et al. 2024, arXiv 2312.06709), with one teacher. Student and teacher
+see the same view, the teacher at its own size and patch. Linear maps project the student's image
+vector and patches to the teacher's width, where cosine and smooth L1 compare them
+(`losses.distillation`). The student may also be trained by the loss of a method in `OWN`.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ from ssl_jax.views.recipe import ViewRecipe
 
 OWN = {"cribo": cribo, "flsl": flsl, "sop": sop, "sove": sove, "stellar": stellar}
 RANDOM = "random"
-_STREAM = 0x74656163  # "teac": keeps the weights of a random teacher apart from the student's
+_STREAM = 0x74656163  # "teac", folded into keys: a random teacher differs from the student
 
 
 def defaults() -> dict:
-    """The section `distill` of the config; the weights are ours."""
+    """The section `distill` of the config; default weights are ours."""
     return dict(
         teacher=key(
             "",
@@ -56,8 +56,8 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other, and a teacher that cannot be read or does not
-    fit. Raises InputError."""
+    """Raises InputError for settings that contradict each other, and for a teacher that cannot be
+    read or does not match the student."""
     c, m = config.distill, config.model
     for names in (
         ("weight", "own_weight"),
@@ -82,11 +82,11 @@ def check(config: ConfigDict) -> None:
 
 
 class Outputs(NamedTuple):
-    """What both losses need of an image.
+    """Inputs of both losses.
 
     own: outputs of the student's own method, None without one. student, teacher: {"image": [B, D],
-    "patches": [B, h, w, D]} at the teacher's width and the student's grid, as far as their weights
-    are above 0; the student's are mapped, the teacher's have no gradient.
+    "patches": [B, h, w, D]} at the teacher's width and the student's grid, without entries of
+    weight 0; the student's are projected, the teacher's carry no gradient.
     """
 
     own: Any
@@ -111,7 +111,7 @@ def make(config: ConfigDict) -> base.Method:
         return heads.linear_head(m.width, shape().width, init_std=m.init_std, dtype=m.dtype)
 
     def init(key):
-        """The method's parameters and carry, and the linear maps, "distill"."""
+        """The method's parameters and carry; "distill" holds the linear maps."""
         params, carry = own.init(key)
         keys = jax.random.split(jax.random.fold_in(key, _STREAM), len(weights))
         maps = {name: mapping().init(one) for name, one in zip(weights, keys, strict=True)}
@@ -126,9 +126,9 @@ def make(config: ConfigDict) -> base.Method:
 
     def encode(params, teacher, constants, views, keys, progress):
         images = views["global"].images[:, 0]
-        seen = own.features(_without_maps(params), images)
-        of_student = {"image": seen.image, "patches": seen.patches}
-        grid = seen.patches.shape[1:3]
+        student_features = own.features(_without_maps(params), images)
+        of_student = {"image": student_features.image, "patches": student_features.patches}
+        grid = student_features.patches.shape[1:3]
         of_teacher = _look(shape(), constants[frozen.NAME], images, c.size, grid, m)
         outputs = own.encode(
             _without_maps(params), teacher, constants.get("own"), views, keys, progress
@@ -173,7 +173,7 @@ def make(config: ConfigDict) -> base.Method:
 
 
 def _of_method(config: ConfigDict) -> FrozenConfigDict:
-    """The config as the student's own method reads it."""
+    """The config for the student's own method."""
     return FrozenConfigDict(config.to_dict() | {"method": config.distill.method})
 
 
@@ -182,8 +182,8 @@ def _without_maps(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alone(config: ConfigDict) -> base.Method:
-    """A student without a loss of its own: one view, no moving average; the image is the class
-    token, or the average of the patches where there is none."""
+    """A student without its own loss: one view and no EMA teacher. The image vector is the class
+    token, or the mean of the patches if there is none."""
     v, m = config.views, config.model
     backbone = multicrop.encoders(m)
     photometric = configured.photometric_of_one(v)
@@ -198,7 +198,7 @@ def _alone(config: ConfigDict) -> base.Method:
 
 
 def _file(c: ConfigDict) -> backbones.Backbone:
-    """The network that a section `distill` names. Raises InputError."""
+    """The teacher of a section `distill`. Raises InputError."""
     if not c.teacher:
         raise MissingFile(
             'distill.teacher is ""; give the weights to distil from, --config.distill.teacher=PATH,'
@@ -211,7 +211,7 @@ def _file(c: ConfigDict) -> backbones.Backbone:
 
 
 def _shape(config: ConfigDict) -> vit.ViTConfig:
-    """Of the frozen network; the assumed one where it is not here. Raises InputError."""
+    """Shape of the teacher, or the assumed one if its file is missing. Raises InputError."""
     c = config.distill
     if c.teacher == RANDOM:
         return zoo.vit_config(config.model, drop_path=0.0)
@@ -224,7 +224,7 @@ def _shape(config: ConfigDict) -> vit.ViTConfig:
 
 
 def _weights(config: ConfigDict) -> dict[str, Any]:
-    """Of the frozen network, float32. Raises InputError."""
+    """Weights of the teacher, float32. Raises InputError."""
     if config.distill.teacher == RANDOM:
         random = jax.random.fold_in(numerics.key(config.seed), _STREAM)
         return jax.jit(vit.vit(_shape(config)).init)(random)
@@ -232,8 +232,8 @@ def _weights(config: ConfigDict) -> dict[str, Any]:
 
 
 def _look(shape, params, images, size: int, grid: tuple[int, int], model: ConfigDict) -> dict:
-    """{"image": [B, D], "patches": [B, *grid, D]} of a frozen network for images [B, H, W, 3],
-    without a gradient. size: of the images it sees, pixels; 0 = its native size."""
+    """The teacher's {"image": [B, D], "patches": [B, *grid, D]} for images [B, H, W, 3], without a
+    gradient. size: of its input in pixels; 0 = its native size."""
     size = size or shape.image_size
     network = vit.vit(dataclasses.replace(shape, dtype=model.dtype, attention=model.attention))
     tokens = network.apply(params, _resized(images, (size, size)))
@@ -244,13 +244,13 @@ def _look(shape, params, images, size: int, grid: tuple[int, int], model: Config
 
 
 def _resized(maps: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """[B, H, W, C] at another size: bilinear, antialiased where it shrinks."""
+    """Resizes [B, H, W, C]: bilinear, antialiased when shrinking."""
     shape = (maps.shape[0], *size, maps.shape[-1])
     return maps if maps.shape == shape else jax.image.resize(maps, shape, "linear")
 
 
 def _warnings(metrics: Mapping[str, float]) -> list[str]:
-    """Warns where the teacher says nearly the same of everything."""
+    """Warns if the teacher's features are nearly constant."""
     spread = metrics.get("distill_teacher_spread", 1.0)
     if spread >= 0.05:
         return []

@@ -23,23 +23,23 @@ from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
 from ssl_jax.ops.arguments import is_concrete
 
-_ROWS = "rows"  # axis of a mesh whose devices share batches out
+_ROWS = "rows"  # mesh axis over which batches are sharded
 
 
 class Encoder:
     """The encoder of a method with weights: `encoder(images) -> Features`.
 
-    config: the resolved config of the run the weights are of.
-    params: the teacher's tree where the run has one, else the student's.
+    config: the resolved config of the weights' run.
+    params: the teacher's tree if the run has a teacher, else the student's.
     constants: the method's frozen arrays, or None; some extras need them. A frozen teacher is
       dropped.
-    step: of the run at which the weights were saved, or None; for people.
-    features: `Method.features` of the network; None: those of the config's method.
-    init: key -> weights of the untrained network; None: those of the config's method.
-    mesh: of one axis, whose devices share every batch out; None: where the weights are. See
-      `across`.
-    adapters: low-rank adapters, which are added to the weights already, as `api.load` found them
-      in a run; {}: none.
+    step: the step at which the weights were saved, or None; for display.
+    features: `Method.features` of the network; None: that of the config's method.
+    init: key -> weights of the untrained network; None: that of the config's method.
+    mesh: a mesh of one axis over which every batch is sharded, see `across`; None: batches run
+      where the weights are.
+    adapters: low-rank adapters that `api.load` read from a run and merged into the weights; {}:
+      none.
     """
 
     adapters: dict[str, Any] = {}
@@ -74,23 +74,23 @@ class Encoder:
 
         Args:
           images: [B, H, W, 3], uint8 or float in [0, 1]; sides are multiples of the patch.
-          layers: blocks whose tokens are returned too, 0 = the first, -1 = what enters it.
-          attention: return the attention weights of the last block too.
-          extras: return what else the method has to show, by name (see the method's `features`).
+          layers: blocks whose tokens are also returned, 0 = the first, -1 = its input.
+          attention: also return the attention weights of the last block.
+          extras: also return the method's extras by name (see the method's `features`).
 
         Raises:
-          InputError: numbers outside [0, 1]; inside a traced function nobody can see them.
+          InputError: values outside [0, 1]; not checked inside a traced function.
         """
-        images, how = jnp.asarray(images), (self._features, tuple(layers), attention, extras)
+        images, options = jnp.asarray(images), (self._features, tuple(layers), attention, extras)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
         elif jnp.issubdtype(images.dtype, jnp.floating) and images.size and is_concrete(images):
             check_range(np.asarray(images), "the batch")
         if images.ndim == 4 and not len(images):  # no rows, of the shapes that one image gives
-            one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
-            row = jax.eval_shape(_compiled(*how, None), self.params, one, self.constants)
+            image = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+            row = jax.eval_shape(_compiled(*options, None), self.params, image, self.constants)
             return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), row)
-        apply = _compiled(*how, self.mesh)
+        apply = _compiled(*options, self.mesh)
         if self.mesh is None:
             return apply(self.params, images, self.constants)
         count = len(images)
@@ -112,34 +112,35 @@ class Encoder:
         keys: jax.Array | None = None,
         drop_path: float = 0.0,
     ) -> vit.Tokens:
-        """Tokens of the vision transformer as a pure function of weights, for training it further.
+        """Tokens of the vision transformer as a pure function of its weights, for further training.
 
         Args:
-          params: of the vision transformer, as in `backbone`.
-          images: [B, H, W, 3] float in [0, 1]; layers: as in a call. norm_layers: these after the
-            final norm.
-          keys: [B] typed PRNG keys, one per image; with them stochastic depth of rate `drop_path`.
+          params: weights of the vision transformer, like `backbone`.
+          images: [B, H, W, 3] float in [0, 1]. layers: as in `__call__`. norm_layers: whether to
+            apply the final norm to them.
+          keys: [B] typed PRNG keys, one per image, for stochastic depth of rate `drop_path`; None:
+            no stochastic depth.
         """
         network = vit.vit(dataclasses.replace(self.shape, drop_path=drop_path, mask_token=False))
         return network.apply(params, images, keys=keys, layers=layers, norm_layers=norm_layers)
 
     @property
     def backbone(self) -> dict[str, Any]:
-        """The weights of the vision transformer alone."""
-        return self.params.get("backbone", self.params)  # published weights have nothing else
+        """The weights of the vision transformer."""
+        return self.params.get("backbone", self.params)  # published weights are the backbone alone
 
     @property
     def shape(self) -> vit.ViTConfig:
-        """Of the vision transformer."""
+        """The config of the vision transformer."""
         return zoo.vit_config(self.config.model)
 
     @functools.cached_property
     def image_token(self) -> str:
-        """What `Features.image` is: the class token ("cls"), the average of the patch tokens
-        ("mean") or of the query tokens ("queries"); "" = nothing of these.
+        """The definition of `Features.image`: the class token ("cls"), the mean of the patch tokens
+        ("mean") or of the query tokens ("queries"); "" = none of these.
 
-        Asked of the network, on two random images of 2 x 2 patches: a method may call anything the
-        image.
+        Methods define the image vector freely, so the network is run on two random images of 2 x 2
+        patches and its vector is compared with each token.
         """
         side = 2 * self.shape.patch
         shape = (2, side, side, self.shape.in_channels)
@@ -153,18 +154,18 @@ class Encoder:
             if token is not None and token.shape[-1] == image.shape[-1]
         }
         nearest = min(distance, key=lambda kind: float(distance[kind]), default="")
-        # bfloat16 may round the two passes in two ways.
+        # In bfloat16, the two passes may round differently.
         return nearest if nearest and distance[nearest] < 0.02 * jnp.abs(image).max() else ""
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
-        """The same network with other weights; shares what is compiled."""
+        """The same network with other weights; shares compiled programs."""
         return Encoder(
             self.config, params, self.constants, self.step, self._features, self.init, self.mesh
         )
 
     def across(self, devices: Sequence[jax.Device]) -> "Encoder":
-        """The same network with its weights on each of these devices, which share every batch
-        out."""
+        """The same network with its weights replicated over these devices and every batch sharded
+        over them."""
         mesh = Mesh(np.asarray(devices), (_ROWS,))
         weights = jax.device_put(
             (self.params, self.constants), NamedSharding(mesh, PartitionSpec())
@@ -175,7 +176,7 @@ class Encoder:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of what the features depend on: weights, constants, method and shape."""
+        """A hash of everything that determines the features: weights, constants, method, shape."""
         config = self.config.to_dict()
         names = {name: config.get(name) for name in ("method", "model", config["method"])}
         digest = hashlib.sha256(json.dumps(names, sort_keys=True, default=str).encode())
@@ -188,13 +189,13 @@ class Encoder:
 
 
 def published(shape: vit.ViTConfig, params: dict[str, Any], name: str, image: str = "") -> Encoder:
-    """An Encoder of published weights: a vision transformer that belongs to no method of ours.
+    """An Encoder with published weights of a vision transformer.
 
-    shape: of the network; params: of `vit.vit(shape)`. name: whose weights, for people. image: what
-    is the image, see `multicrop.global_token`; "": the class token, or the average of the patch
-    tokens where there is none.
+    shape: config of the network. params: parameters of `vit.vit(shape)`. name: for display. image:
+    the image vector, see `multicrop.global_token`; "": the class token, or the mean of the patch
+    tokens if there is none.
     """
-    computed = dataclasses.replace(shape, mask_token=False)  # which is for training alone
+    computed = dataclasses.replace(shape, mask_token=False)  # only training uses it
     features = _features_of(computed, image or ("cls" if shape.cls else "mean"))
     model = dict(size="custom", **dataclasses.asdict(shape))
     config = FrozenConfigDict(dict(method=name, model=model))

@@ -1,11 +1,12 @@
 """Gram anchoring (DINOv3, Siméoni et al. 2025) for the methods with a student and an EMA teacher.
 
-A frozen network, the Gram teacher, remembers which patches of an image were similar before long
-training blurred them: `losses.gram` holds the student's large views to it. A method whose section
-`gram` has a weight is wrapped (`added`); its `encode` hands over the student's patches (`seen`).
+Over long training, patch features lose their similarity structure. A frozen earlier network, the
+Gram teacher, preserves it: `losses.gram` compares the patch similarities of the student's large
+views with the Gram teacher's. If `gram.weight` is above 0, `added` wraps a method, whose `encode`
+passes the student's patches through `seen`.
 
-The Gram teacher lies among the constants of the state, so it is saved, resumed to the bit and
-sharded as the parameters are.
+The Gram teacher is part of the state's constants, so it is saved, resumed bit for bit and sharded
+like the parameters.
 """
 
 import dataclasses
@@ -23,13 +24,12 @@ from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.frozen import NAME as FROZEN
 from ssl_jax.models.position import resize_matrix
 
-NAME = "gram"  # of the section, and of the group of views
+NAME = "gram"  # name of the section and of the group of views
 METHODS = ("cribo", "dinov2", "flsl", "ibot", "massl", "sop", "sove")
 
 
 def defaults() -> dict:
-    """The section `gram` of the config; of the published values the weight alone is not the
-    default."""
+    """The section `gram` of the config: the published values, except that the weight is 0."""
     return dict(
         weight=key(0.0, "of the Gram term, added to the loss of the method; 0 = none", least=0),
         rise=key(
@@ -77,7 +77,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other, or the method. Raises InputError."""
+    """Raises InputError for settings that contradict each other or the method."""
     c, size = config.gram, config.views.global_size
     if not c.weight:
         return
@@ -119,14 +119,14 @@ def check(config: ConfigDict) -> None:
 
 class Patches(NamedTuple):
     """Patches [B, V, N, d] of the same views, after the final norm. teacher: None if the method's
-    EMA teacher has not seen these views."""
+    EMA teacher does not encode these views."""
 
     student: jax.Array
     teacher: jax.Array | None
 
 
 class Outputs(NamedTuple):
-    """What a method's own `encode` returns, and the patches of large views."""
+    """The outputs of a method's `encode`, and the patches of large views."""
 
     method: Any
     patches: Patches
@@ -135,16 +135,16 @@ class Outputs(NamedTuple):
 def seen(
     config: ConfigDict, outputs: Any, student: jax.Array, teacher: jax.Array | None = None
 ) -> Any:
-    """A method's outputs, with the patches [B, V, N, d] of the student's large (masked) views, and
-    of the EMA teacher's clean ones, if `added` needs them."""
+    """A method's outputs; if `added` needs them, with the patches [B, V, N, d] of the student's
+    large (possibly masked) views and of the EMA teacher's clean ones."""
     return Outputs(outputs, Patches(student, teacher)) if config.gram.weight else outputs
 
 
 def added(config: ConfigDict, method: base.Method, group: str = "global") -> base.Method:
-    """The method with the Gram term of a resolved config; the method as it is with weight 0.
+    """The method with the Gram term of a resolved config; unchanged if the weight is 0.
 
-    method: its `encode` returns what `seen` made; `params` and `teacher` have a "backbone".
-    group: of the student's large views.
+    method: its `encode` returns the result of `seen`; `params` and `teacher` have a "backbone".
+    group: name of the student's large views.
     """
     c = config.gram
     if not c.weight:
@@ -179,7 +179,7 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
 
     if not frozen:
         return method._replace(encode=encode, objective=objective)
-    # The same places, neither distorted nor masked.
+    # The same crops without photometric augmentation and masks.
     crops = dataclasses.replace(
         large := method.views[group],
         size=c.size or large.size,
@@ -193,15 +193,15 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
 
 
 def weight(section: ConfigDict, done: jax.Array) -> jax.Array:
-    """The weight after `done` steps: 0 until `rise[0]`, whole from `rise[1] - 1` on."""
+    """The weight after `done` steps: 0 until `rise[0]`, the full weight from `rise[1] - 1` on."""
     first, last = section.rise
     total = max(last - first - 1, 0)
     return ops.warmup_cosine(done - first, base=0.0, end=section.weight, total=total)
 
 
 def reduced(patches: jax.Array, count: int) -> jax.Array:
-    """Square maps of patches [..., N, d] as maps of `count` patches [..., count, d]: bicubic with a
-    = -0.75, edges repeated, no antialiasing (torch's), as in the official code."""
+    """Resizes square maps of patches [..., N, d] to [..., count, d]: torch's bicubic (a = -0.75,
+    edges repeated, no antialiasing), as in the official code."""
     if patches.shape[-2] == count:
         return patches
     native, side = math.isqrt(patches.shape[-2]), math.isqrt(count)

@@ -1,8 +1,8 @@
 """iBOT: image BERT pre-training with an online tokenizer (Zhou et al. 2021).
 
-DINO on the class token, together with masked image modelling: the student sees global views with
-masked patches and predicts, for each of them, the prototype scores that the EMA teacher gives the
-same patch of the clean view. With patch.weight = 0 it is DINO.
+DINO on the class token plus masked image modelling: the student sees global views with masked
+patches and predicts, for each masked patch, the EMA teacher's prototype scores of the same patch in
+the clean view. With patch.weight = 0 it is DINO.
 """
 
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     c = config.ibot
     section_keys.check_weights(config)
     section_keys.check_token(config)
@@ -70,9 +70,10 @@ def check(config: ConfigDict) -> None:
 class Outputs(NamedTuple):
     """Prototype scores of class tokens and of masked patches.
 
-    student [B, V, K] (global views first), teacher [B, V_global, K]. With patches: student_patch
-    and teacher_patch [B, V_global, m, K'] and their mask [B, V_global, m] (True = masked; m is the
-    largest number of masked patches), patch_mean [B, K'], the teacher's mean over ALL patches.
+    student [B, V, K] (global views first), teacher [B, V_global, K]. With a patch loss:
+    student_patch and teacher_patch [B, V_global, m, K'] and their mask [B, V_global, m] (True =
+    masked; m is the largest number of masked patches), patch_mean [B, K'], the teacher's mean over
+    ALL patches.
     """
 
     student: jax.Array
@@ -93,7 +94,8 @@ def make(config: ConfigDict) -> base.Method:
     head, patch_head = (multicrop.prototype_head(m, c, number) for number in prototypes.values())
 
     def init(key):
-        """Encoder and head ("patch_head": what patches do not share); carry: centers, zeros."""
+        """Encoder and head, with the unshared part of the patches' head as "patch_head"; carry:
+        zero centers."""
         key_backbone, key_head = jax.random.split(key)
         params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
         carry = {"center": jnp.zeros(prototypes["cls"], jnp.float32)}
@@ -110,7 +112,7 @@ def make(config: ConfigDict) -> base.Method:
         return head.apply(params["head"], multicrop.global_token(tokens, c.global_token))
 
     def patch_scores(params, patches):
-        """Through the patches' head, some or all of which is the class token's."""
+        """Scores of the patches' head, which may share weights with the class token's."""
         if c.shared_head == "all":
             weights = params["head"]
         elif c.shared_head == "mlp":
@@ -128,8 +130,7 @@ def make(config: ConfigDict) -> base.Method:
         out = Outputs(jnp.concatenate(scores, axis=1), cls_scores(teacher, clean))
         if not with_patches:
             return gram.seen(config, out, student[0].patches, clean.patches)
-        # The loss reads masked patches only: project just those of the student; exact, because the
-        # rest is multiplied by 0.
+        # The loss ignores unmasked patches, so the student projects masked ones only.
         index, mask = multicrop.masked_first(
             views_of["global"].masks, recipe.max_masked(views, "global")
         )
@@ -143,7 +144,7 @@ def make(config: ConfigDict) -> base.Method:
         return gram.seen(config, out, student[0].patches, clean.patches)
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 3); then the centers follow the batch."""
+        """lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 3); then updates the centers."""
         first = jax.tree.map(multicrop.views_first, outputs._replace(patch_mean=None))
         tau, patch_tau = (
             multicrop.teacher_temperature(part, progress.epoch, c.teacher_temperature_epochs)
@@ -192,7 +193,7 @@ def make(config: ConfigDict) -> base.Method:
         }
 
     def show(params, images, features, *_):
-        """patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
+        """Extra patch_prototype [B, h, w] int, the most likely prototype of each patch."""
         if not with_patches:
             return {}
         return {"patch_prototype": patch_scores(params, features.patches).argmax(axis=-1)}

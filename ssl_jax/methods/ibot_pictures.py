@@ -1,4 +1,4 @@
-"""What iBOT and DINOv2 show: the prototype that each patch belongs to."""
+"""Pictures of iBOT and DINOv2: the prototype of each patch."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ from ssl_jax.methods.pictures.base import Panel, Picture, register
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """{"patch_prototypes": the likeliest prototype of each patch, one colour each, the same in all
-    images}; {} without a patch objective."""
+    """{"patch_prototypes": the most likely prototype of each patch, in one colour over all images};
+    {} without a patch objective."""
     extras = encoder(images, extras=True).extras
     assert extras is not None
     if "patch_prototype" not in extras:

@@ -1,8 +1,8 @@
 """MAE: masked autoencoders (He et al. 2021). No teacher, no pairs of views.
 
-Most patches of an image are dropped; a vision transformer encodes the others, and a small decoder,
-given their tokens and a mask token in each gap, predicts the pixels that were dropped. Features
-come from the encoder; the decoder is only used here and for pictures.
+Most patches of an image are dropped and a vision transformer encodes the others. A small decoder
+receives their tokens, with a mask token in each gap, and predicts the dropped pixels. Features come
+from the encoder; only training and pictures use the decoder.
 """
 
 import math
@@ -36,8 +36,8 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other, and views that MAE has no use for. Raises
-    InputError."""
+    """Raises InputError for settings that contradict each other, and for views that MAE does not
+    use."""
     c, v = config.mae, config.views
     section_keys.check_token(config)
     unit = math.lcm(4, c.decoder_heads)
@@ -68,16 +68,15 @@ def check(config: ConfigDict) -> None:
     views = view_recipe(config)
     patches, masked = views["global"].patches, recipe.max_masked(views, "global")
     if not 0 < masked < patches:
-        what = "keeps none" if masked == patches else "masks none"
+        problem = "keeps none" if masked == patches else "masks none"
         raise InputError(
-            f"views.mask_ratio is {v.mask_ratio}, which {what} of the {patches} patches of a "
+            f"views.mask_ratio is {v.mask_ratio}, which {problem} of the {patches} patches of a "
             "view; use about 0.75"
         )
 
 
 def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
-    """One masked crop. Photometric draws only where the config asks for some (table 1e; published:
-    none)."""
+    """One masked crop, with the config's photometric augmentations (table 1e; published: none)."""
     v = config.views
     dropped = masks.MaskRecipe(kind="random", ratio=tuple(v.mask_ratio), drop=True)
     draws = configured.photometric_of_one(v)
@@ -113,7 +112,7 @@ def make(config: ConfigDict) -> base.Method:
         attention=m.attention,
         dtype=m.dtype,
     )
-    # What the encoder normalises images with, for each value of a patch: [P] each.
+    # The encoder's normalisation for each value of a patch: [P] each.
     channels = np.array([shape.mean, shape.std], np.float32)
     mean, std = np.tile(channels, m.patch**2)
 
@@ -135,8 +134,8 @@ def make(config: ConfigDict) -> base.Method:
         return decode.apply(params["decoder"], rows, codes(images.shape[1:3]), keep=keep)
 
     def codes(size):
-        """The decoder's sine-cosine position codes [n, decoder_width], resized like the encoder's
-        for another image size."""
+        """The decoder's sine-cosine position codes [n, decoder_width], resized for another image
+        size like the encoder's."""
         native, grid = m.image_size // m.patch, (size[0] // m.patch, size[1] // m.patch)
         codes = jnp.asarray(position.sincos_2d(native, c.decoder_width), jnp.float32)
         return position.resize_codes(
@@ -150,8 +149,8 @@ def make(config: ConfigDict) -> base.Method:
         return Outputs(predicted, ops.patchify(images, m.patch), group.masks[:, 0])
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """Mean squared error on dropped patches, of pixels as the encoder sees them or normalised
-        patch by patch (section 3)."""
+        """Mean squared error on dropped patches, of pixels normalised like the encoder's input or
+        per patch (section 3)."""
         predicted, pixels, mask = outputs
         terms = losses.mae(
             predicted, (pixels - mean) / std, mask, normalize_pixels=c.normalize_pixels
@@ -164,25 +163,25 @@ def make(config: ConfigDict) -> base.Method:
         return loss, base.Output(carry, metrics)
 
     def as_pixels(predicted, pixels):
-        """Predictions as pixels in [0, 1]. Normalised ones say nothing of a patch's mean and
-        contrast: those are taken from the image."""
+        """Predictions as pixels in [0, 1]. For normalised targets, mean and contrast of each patch
+        are taken from the image."""
         if c.normalize_pixels:
             _, shift, scale = losses.normalize_patches((pixels - mean) / std)
             predicted = predicted * scale + shift
         return jnp.clip(predicted * std + mean, 0.0, 1.0)
 
     def show(params, images, features, *_):
-        """hidden [B, n], masks that never change, and reconstruction [B, n, P], pixels in [0, 1] of
-        all patches as predicted from the others."""
+        """Extras: hidden [B, n], masks that do not depend on the run, and reconstruction [B, n, P],
+        predicted pixels in [0, 1] of all patches."""
         grid, mask = features.patches.shape[1:3], views["global"].mask
         hidden = [masks.draw(np.random.default_rng(i), mask, grid) for i in range(len(images))]
-        keep = np.stack([np.flatnonzero(~one) for one in hidden]).astype(np.int32)
+        keep = np.stack([np.flatnonzero(~row) for row in hidden]).astype(np.int32)
         predicted = predict(backbone.teacher, params, images, keep)
         shown = as_pixels(predicted, ops.patchify(images, m.patch))
         return {"hidden": np.stack(hidden), "reconstruction": shown}
 
     def health(metrics):
-        """Warns while predictions are no better than flat patches."""
+        """Warns if predictions are no better than constant patches."""
         explained = metrics.get("reconstruction_explained")
         if explained is None or explained > 0.02:
             return []

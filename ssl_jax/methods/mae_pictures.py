@@ -1,4 +1,4 @@
-"""What MAE shows: masked patches and their reconstruction."""
+"""Pictures of MAE: masked patches and their reconstruction."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,7 @@ from ssl_jax.ops import patchify, unpatchify
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """{"reconstructions": image, what the encoder sees of it, and the prediction in its gaps}."""
+    """{"reconstructions": image, masked image, and image with predictions in its gaps}."""
     features = encoder(images, extras=True)
     assert features.extras is not None
     patch, grid = encoder.config.model.patch, features.patches.shape[1:3]

@@ -1,10 +1,10 @@
 """MaSSL: memory augmented self-supervised learning (Silva, Pedrini and Ramirez Rivera 2024), SOP's
 predecessor.
 
-A view's prediction is a plain softmax over the rows of a memory of teacher embeddings. It is SOP's
-special case without support embeddings: k = 0, so that a member is its anchor, and one-hot
-contributions. The memory is split at random into blocks, anew at every step; each block is a task
-of its own, and with blocks * rows of a block = memory every row votes exactly once.
+A view's prediction is a softmax over the rows of a memory of teacher embeddings. This is the
+special case of SOP without support embeddings (k = 0, so that each member is its anchor) and with
+one-hot contributions. At every step the memory is split at random into blocks, each a separate
+task; if the blocks cover the memory, every row votes exactly once.
 """
 
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     embeddings.check(config)
     section_keys.check_no_masks(config, "MaSSL")
     c = config.massl.cls
@@ -46,7 +46,7 @@ def make(config: ConfigDict) -> base.Method:
 
     def objective(params, teacher, outputs, carry, key, progress):
         """Cross-entropy between the views' distributions over the rows of a block, averaged over
-        blocks; then the memory takes the teacher's embeddings of this batch."""
+        blocks; then pushes the teacher's embeddings of this batch into the memory."""
         temperatures = embeddings.temperatures(c, progress)
         student, target = map(multicrop.views_first, (outputs.student, outputs.teacher))
         blocks = ops.sample_anchors(

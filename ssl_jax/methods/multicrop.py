@@ -1,4 +1,4 @@
-"""What the methods with a student and an EMA teacher share: encoders, encoding a group of views,
+"""Shared parts of methods with a student and an EMA teacher: encoders, encoding a group of views,
 masked patches, temperatures, rules of the last layer, features."""
 
 from collections.abc import Callable, Mapping
@@ -26,20 +26,20 @@ from ssl_jax.views import recipe
 
 
 class Encoders(NamedTuple):
-    """The vision transformer as student and as teacher (no drop-path, no mask vector)."""
+    """The vision transformer as student and as teacher (without drop-path and mask token)."""
 
     student: Model
     teacher: Model
 
 
 def encoders(model: ConfigDict, *, masked: bool = False) -> Encoders:
-    """Both encoders of the config section `model`; masked: the student replaces masked patches."""
+    """Both encoders by the config section `model`. masked: whether the student has a mask token."""
     student = vit.vit(zoo.vit_config(model, mask_token=masked))
     return Encoders(student, vit.vit(zoo.vit_config(model, drop_path=0.0)))
 
 
 def without_mask_token(params: dict) -> dict:
-    """A method's parameters as the teacher has them: the mask vector exists only in the student."""
+    """A method's parameters for the teacher: without the mask token, which only the student has."""
     backbone = {name: leaf for name, leaf in params["backbone"].items() if name != "mask_token"}
     return {**params, "backbone": backbone}
 
@@ -57,7 +57,7 @@ def encode(
     Args:
       backbone: a vision transformer; params: its parameters.
       group: images [B, V, H, W, 3] in [0, 1]; masks [B, V, n], used if `masked`; keep [B, V, m],
-        the only patches to encode where the recipe drops the others.
+        the patches to encode, or None for all.
       keys: [B] PRNG keys for drop-path, one per image, or None for evaluation mode. Each view folds
         in its index.
 
@@ -92,13 +92,13 @@ def student_teacher(
     *,
     masked: bool = False,
 ) -> tuple[list[vit.Tokens], vit.Tokens]:
-    """Encodes all views by the student, and the global views, without masks, by the teacher.
+    """Encodes all views by the student, and the unmasked global views by the teacher.
 
-    keys: [B, 2], of drop-path in global and in local views. masked: whether the student sees
-    global views with their masks.
+    keys: [B, 2], for drop-path in global and in local views. masked: whether the student's global
+    views are masked.
 
-    Returns the student's tokens of the global and, if there are any, of the local views, and the
-    teacher's.
+    Returns the student's tokens of the global views and of the local ones, if any, and the
+    teacher's tokens.
     """
     student = [
         encode(
@@ -120,8 +120,8 @@ def split_keys(keys: jax.Array, count: int) -> jax.Array:
 
 
 def global_token(tokens: vit.Tokens, kind: str) -> jax.Array:
-    """[..., d]: the class token ("cls"), or the average of the patch tokens ("mean") or of the
-    query tokens ("queries"); "concat": the first two, [..., 2 d]."""
+    """[..., d]: the class token ("cls"), or the mean of the patch tokens ("mean") or of the query
+    tokens ("queries"); "concat": the first two, [..., 2 d]."""
     if kind == "concat":
         return jnp.concatenate([global_token(tokens, part) for part in ("cls", "mean")], axis=-1)
     if kind == "queries":
@@ -134,12 +134,12 @@ def global_token(tokens: vit.Tokens, kind: str) -> jax.Array:
 
 
 def views_first(array: jax.Array) -> jax.Array:
-    """[B, V, ...] as [V, B, ...], the order of the losses."""
+    """Moves [B, V, ...] to [V, B, ...], the order of the losses."""
     return jnp.moveaxis(array, 1, 0)
 
 
 def masked_first(masks: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Indices of up to `count` masked patches per view, and which of them are masked.
+    """Indices of `count` patches per view, masked ones first, and which of them are masked.
 
     Args:
       masks: [B, V, n] bool; no view may have more than `count` True.
@@ -162,8 +162,8 @@ def features_of(
     """The function `features` of a method, see `base.Method`.
 
     Args:
-      encoder: the vision transformer without drop-path and mask vector; model: its section of the
-        config. token: the image, see `global_token`.
+      encoder: the vision transformer without drop-path and mask token; model: its section of the
+        config. token: the image vector, see `global_token`.
       show: (params, images, features, tokens, constants) -> {name: array}, the method's extras.
     """
 
@@ -188,7 +188,7 @@ def features_of(
 def prototype_head(
     model: ConfigDict, section: ConfigDict, prototypes: int, bottleneck: int | None = None
 ) -> Model:
-    """DINO's head for the width of the config section `model`, with a method's hidden widths."""
+    """DINO's head for the encoder of the config section `model`, with a method's hidden widths."""
     return heads.dino_head(
         model.width,
         prototypes,
@@ -205,16 +205,16 @@ def prototype_head(
 def teacher_temperature(section: ConfigDict, done: jax.Array, warmup: float) -> jax.Array:
     """tau_t with its linear warm-up.
 
-    section: with teacher_temperature and final_teacher_temperature. done, warmup: epochs (tau_t is
-    constant within each, as in the code of DINO and iBOT) or steps.
+    section: with teacher_temperature and final_teacher_temperature. done, warmup: both in epochs
+    (tau_t is then constant within each, as in the code of DINO and iBOT) or both in steps.
     """
     start, end = section.teacher_temperature, section.final_teacher_temperature
     return ops.linear_warmup(done, start=start, end=end, warmup=warmup)
 
 
 def last_layer_rules(path: str, *, freeze_epochs: float, fixed_gain: bool) -> base.Rules:
-    """Rules of a last layer that is frozen for `freeze_epochs`; its gain learns and decays, or
-    stays at 1."""
+    """Rules for a last layer that is frozen for `freeze_epochs`, with a gain that is trained and
+    decayed or fixed at 1."""
     waiting = base.Rule(freeze_epochs=freeze_epochs)
     gain = base.Rule(freeze_epochs=base.NEVER) if fixed_gain else waiting
     return ((f"{path}/gain", gain), (f"{path}/.*", waiting), *base.DEFAULT_RULES)

@@ -1,4 +1,4 @@
-"""Keys that the sections of several methods share, and checks of what they say together."""
+"""Keys shared by the sections of several methods, and checks of their combinations."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def token_key(**options: Any) -> Key:
 
 
 def check_token(config: ConfigDict) -> None:
-    """Refuses the class token as the image where the model has none. Raises InputError."""
+    """Raises InputError if the image is the class token but the model has none."""
     name = config.method
     if config[name].global_token == "cls" and not config.model.cls:
         raise InputError(
@@ -35,7 +35,7 @@ def check_token(config: ConfigDict) -> None:
 
 
 def check_no_masks(config: ConfigDict, title: str) -> None:
-    """Refuses masks where the method has no use for them. Raises InputError."""
+    """Raises InputError for masks in a method that does not use them."""
     if config.views.mask != "none":
         raise InputError(
             f'views.mask is "{config.views.mask}" but {title} masks nothing; set views.mask="none"'
@@ -43,8 +43,8 @@ def check_no_masks(config: ConfigDict, title: str) -> None:
 
 
 def check_weights(config: ConfigDict) -> None:
-    """Refuses weights of the `cls` and `patch` losses that leave nothing to learn, and a patch loss
-    without a masked patch. Raises InputError."""
+    """Raises InputError if the weights of the `cls` and `patch` losses are both 0, or if a patch
+    loss has no masked patch."""
     method, v = config.method, config.views
     weights = {name: config[method][name].weight for name in ("cls", "patch")}
     if not any(weights.values()):

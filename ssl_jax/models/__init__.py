@@ -1,7 +1,7 @@
 """Networks: vision transformers, heads and decoders, each a Model(init, apply, module) over plain
 nested dicts of arrays.
 
-The only folder that imports flax; elsewhere a network is its functions and its parameters.
+Only this folder imports flax; other folders see pure functions and parameters.
 """
 
 from ssl_jax.models import flops, functional, heads, layers, position, vit, zoo

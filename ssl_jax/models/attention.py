@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, by the fastest kernel that the device has.
+"""Scaled dot-product attention by the device's fastest kernel.
 
 Plain XLA writes the scores [B, heads, N, N] to memory and reads them back. Fused kernels keep them
 on the chip: cuDNN's on NVIDIA GPUs, JAX's Pallas flash attention on TPUs.
@@ -13,19 +13,19 @@ import jax.numpy as jnp
 from ssl_jax.ops import devices, numerics
 
 KINDS = ("auto", "xla", "cudnn", "flash")
-_BLOCK = 128  # tokens: what the TPU kernel works on at a time
-_MOST = 512  # tokens of the largest block that fits on the chip with the others
-# From so many tokens on the TPU kernel is the faster one. It takes heads before tokens, in whole
-# blocks; libtpu's estimate for forward and backward, kernel over plain XLA, on v5e: 197 tokens 2.6,
-# 785 tokens 0.38.
+_BLOCK = 128  # unit of the TPU kernel's block sizes, in tokens
+_MOST = 512  # tokens of the largest block that fits on the chip along with the others
+# Number of tokens from which the TPU kernel is faster. It needs heads before tokens and whole
+# blocks; libtpu's estimate of forward and backward time relative to plain XLA on v5e is 2.6 for
+# 197 tokens and 0.38 for 785.
 _WORTH = 512
 
 
 def choose(kind: str, tokens: int, head_width: int, dtype: jax.typing.DTypeLike) -> str:
-    """What "auto" means for these shapes on the platform of the mesh in context (or of JAX); any
-    other kind is returned as it is.
+    """Resolves "auto" for these shapes and the platform of the mesh in context (or of JAX); returns
+    any other kind unchanged.
 
-    The fused kernels are for 16-bit floats.
+    "auto" uses the fused kernels for 16-bit floats only.
     """
     if kind != "auto":
         return kind
@@ -39,19 +39,18 @@ def choose(kind: str, tokens: int, head_width: int, dtype: jax.typing.DTypeLike)
 
 
 def padding(kind: str, tokens: int, head_width: int, dtype: jax.typing.DTypeLike) -> int:
-    """How many more tokens the kernel that `choose` takes needs: JAX lets cuDNN
-    differentiate an even number of tokens only."""
+    """Number of padding tokens that the chosen kernel needs: JAX differentiates cuDNN's kernel for
+    even numbers of tokens only."""
     return tokens % 2 if choose(kind, tokens, head_width, dtype) == "cudnn" else 0
 
 
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, kind: str = "auto", seen: int | None = None
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(w)) v, [B, N, heads, w], of q, k and v of that shape; softmax in
-    float32.
+    """softmax(q k^T / sqrt(w)) v for q, k and v of shape [B, N, heads, w]; softmax in float32.
 
-    kind: one of KINDS; "cudnn" and "flash" raise where the device does not have them. seen: the
-      keys and values that count, the first ones; the others are padding. None: all.
+    kind: one of KINDS; "cudnn" and "flash" raise if the device lacks them. seen: number of leading
+      keys and values that are used; the others are padding. None: all.
     """
     count, width = q.shape[1], q.shape[-1]
     chosen, seen = choose(kind, count, width, q.dtype), count if seen is None else seen
@@ -77,7 +76,7 @@ def _flash(q, k, v, seen):
         jnp.swapaxes(jnp.pad(x, ((0, 0), (0, length - count), (0, 0), (0, 0))), 1, 2)
         for x in (q, k, v)
     )
-    # Tokens see those of their own segment: the padding has its own.
+    # Tokens attend within their segment; the padding is a separate segment.
     segment = jnp.broadcast_to((jnp.arange(length) >= seen).astype(jnp.int32), (batch, length))
     block = next(b for b in range(min(length, _MOST), 0, -_BLOCK) if length % b == 0)
     names = ("block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv")

@@ -1,4 +1,4 @@
-"""Linear classifiers from files, and which classes of others theirs belong to."""
+"""Reads linear classifiers and mappings between class sets from files."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from ssl_jax.models import weights
 
 
 def read_mapping(path: str | Path) -> np.ndarray:
-    """[c] int: for each class of ImageNet-1K the one of ImageNet-9 it belongs to, or -1.
+    """[c] int: the ImageNet-9 class of each ImageNet-1K class, or -1.
 
-    Raises InputError for a file that says nothing of the kind.
+    Raises InputError for a file without such a mapping.
     """
     path = local(path)
     if not path.is_file():
@@ -32,8 +32,8 @@ def read_mapping(path: str | Path) -> np.ndarray:
 
 
 def read_head(path: str | Path) -> dict[str, np.ndarray]:
-    """Arrays of a linear classifier: kernel [d, c], bias [c]; scale and shift [d] with a layer
-    norm.
+    """Arrays of a linear classifier: kernel [d, c], bias [c]; with a layer norm also scale and
+    shift [d].
 
     Raises InputError for a file without them.
     """

@@ -1,4 +1,4 @@
-"""Transformer decoder from tokens to one output per cell of the image: MAE's (with mask tokens) and
+"""Transformer decoders from tokens to one output per image cell: MAE's (with mask tokens) and
 STELLAR's (without).
 
     from ssl_jax.models import decoder, position
@@ -8,7 +8,8 @@ STELLAR's (without).
     # tokens [B, 1 + 49, 768] and keep [B, 49] -> [B, 196, 768]
     pixels = model.apply(params, tokens, codes, keep=keep)
 
-Position codes are the caller's: `position.sincos_2d` for MAE, random Fourier features for STELLAR.
+The caller passes the position codes: `position.sincos_2d` for MAE, random Fourier features for
+STELLAR.
 """
 
 import functools
@@ -45,12 +46,12 @@ def decoder(
     Args:
       in_dim: channels of a token; out_dim: channels of an output (patch * patch * 3 for pixels, K
         for codes).
-      width, depth, heads, mlp_ratio, norm_eps, gelu, dtype, remat, attention: of the blocks, as
-        in `ViTConfig`.
+      width, depth, heads, mlp_ratio, norm_eps, gelu, dtype, remat, attention: settings of the
+        blocks, as in `ViTConfig`.
       init_std: standard deviation of the initial kernels and of the mask token.
-      mask_token: own the vector that stands at the cells without a token.
-      cls: the first token is a class token: it gets a position code of zeros, is attended to, and
-        has no output.
+      mask_token: whether the model has a mask token, which fills cells without a token.
+      cls: whether the first token is a class token: its position code is zero, others attend to
+        it, and it has no output.
 
     Returns:
       Model with parameters "embed", "mask_token" [1, width], "blocks" (each array
@@ -58,12 +59,12 @@ def decoder(
       apply(params, tokens, codes, *, keep=None) -> float32 [B, n, out_dim]:
         tokens [B, m, in_dim], or [B, 1 + m, in_dim] with `cls`; any float type;
         codes [n, width], position codes of all n cells, row by row;
-        keep [B, m] int: the cell of each token, all different; the mask token fills the others.
+        keep [B, m] int, distinct: the cell of each token; the mask token fills the other cells.
           None: m = n, in order.
-      apply raises ValueError, by name, for shapes that do not fit.
+      apply raises ValueError for wrong shapes, naming the argument.
 
     Raises:
-      ValueError: impossible sizes.
+      ValueError: invalid sizes.
 
     Reference: He et al. 2021, "Masked Autoencoders Are Scalable Vision Learners", section 3 (MAE
     decoder).
@@ -137,7 +138,7 @@ class _Decoder(nnx.Module):
         self.blocks = stack.stacked(block, keys[2], depth)
         self.norm = layers_lib.LayerNorm(width, norm_eps)
         self.out = layers_lib.linear(layers_lib.normal(keys[3], (width, out_dim), init_std), dtype)
-        self.lead, self.remat = lead, remat  # tokens in front that have no cell
+        self.lead, self.remat = lead, remat  # lead: number of leading tokens without a cell
 
     def __call__(self, tokens, codes, keep):
         lead = self.lead
@@ -150,7 +151,7 @@ class _Decoder(nnx.Module):
         return self.out(self.norm(x[:, lead:])).astype(jnp.float32)
 
     def _fill(self, cells, keep, n: int):
-        """[B, n, width]: cells [B, m, width] at their places `keep`, the mask token elsewhere."""
+        """[B, n, width]: `cells` [B, m, width] at the indices `keep`, the mask token elsewhere."""
         empty = jnp.broadcast_to(self.mask_token[...], (n, cells.shape[-1]))
         return jax.vmap(lambda rows, index: empty.at[index].set(rows, unique_indices=True))(
             cells, keep

@@ -1,4 +1,4 @@
-"""YOLOS (Fang et al. 2021): a vision transformer whose query tokens say what is where."""
+"""YOLOS (Fang et al. 2021): a vision transformer whose query tokens predict objects."""
 
 import dataclasses
 import functools
@@ -13,8 +13,8 @@ from ssl_jax.models import position as position_lib
 from ssl_jax.models import vit
 from ssl_jax.models.functional import Model, functional
 
-_STD = 0.02  # of detection tokens and position codes, as in the authors' code
-_LAYERS = 3  # of each head
+_STD = 0.02  # initial std of detection tokens and position codes, as in the authors' code
+_LAYERS = 3  # layers of each head
 
 
 @functools.cache
@@ -24,13 +24,13 @@ def yolos(shape: vit.ViTConfig, classes: int, middle: int = 0) -> Model:
     images: float [B, H, W, channels] in [0, 1]; H and W multiples of the patch.
     logits: [B, q, classes + 1] float32, "no object" last. boxes: [B, q, 4] float32 in (0, 1):
       centre row, centre column, height, width as shares of the image.
-    Parameters: "encoder" as of `vit.vit(shape)`, whose queries are the detection tokens; "classes"
+    Parameters: "encoder" as in `vit.vit(shape)`, whose queries are the detection tokens; "classes"
       and "boxes", each three linear layers with ReLU between them; "middle" with `middle` > 0.
 
     Args:
-      shape: with `queries` > 0. classes: of objects.
-      middle: side in pixels of a square of learned position codes that are added after every block
-        but the last, resized to the image like those of the input; 0 = none.
+      shape: with `queries` > 0. classes: number of object classes.
+      middle: image side in pixels for which learned position codes exist that are added after
+        every block but the last, resized to other images like the input's codes; 0 = none.
 
     Raises:
       ValueError: no query, or no class.
@@ -43,14 +43,16 @@ def yolos(shape: vit.ViTConfig, classes: int, middle: int = 0) -> Model:
 def pretrained(
     params: dict[str, Any], shape: vit.ViTConfig, encoder: dict[str, Any], native: int
 ) -> dict[str, Any]:
-    """`params` of a detector with the weights of a pretrained encoder; detection tokens, heads and
-    middle codes stay as they are.
+    """`params` of a detector with a pretrained encoder's weights; detection tokens, heads and
+    middle codes are unchanged.
 
-    shape: of the detector's encoder. encoder: tree of a `vit.vit` of the same shape but for
-    queries, mask token and image_size. native: its image_size, from whose grid learned position
-    codes are resized.
+    Args:
+      shape: the detector's encoder.
+      encoder: parameters of a `vit.vit`, whose shape may differ in queries, mask token and
+        image_size. native: its image_size, from whose grid learned position codes are resized.
 
-    Raises ValueError for a weight that is missing or has another shape.
+    Raises:
+      ValueError: a weight is missing or has another shape.
     """
     weights = {
         name: leaf for name, leaf in encoder.items() if name not in ("queries", "mask_token")
@@ -92,8 +94,8 @@ class _Yolos(nnx.Module):
         return logits, jax.nn.sigmoid(_run(self.boxes, tokens))
 
     def _middle(self, shape):
-        """Codes [depth - 1, tokens, d] for images of that shape, in the order of the encoder's
-        tokens; None without any."""
+        """Codes [depth - 1, tokens, d] for images of this shape, in the encoder's token order; None
+        if the detector has none."""
         if not hasattr(self, "middle"):
             return None
         c, codes = self.shape, self.middle[...]

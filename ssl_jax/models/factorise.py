@@ -11,10 +11,8 @@ localization map L ("where").
     # Position codes of the decoder, [196, 512].
     codes = factorise.fourier_codes(matrix, (14, 14))
 
-The softmax between the two is `ops.localization`; it stands to the right of the models.
-
 Source: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR), eq. 1
-and 3, and its official code for what the text leaves open (biases, position code).
+and 3; its official code for biases and the position code, which the text does not specify.
 """
 
 import functools
@@ -30,15 +28,14 @@ from ssl_jax.models.functional import Model, functional
 
 @functools.cache
 def projections(width: int, dtype: str = "float32") -> Model:
-    """The two linear maps (W1, W2, each with a bias) into the space where dense and sparse tokens
-    are compared.
+    """Two linear maps (W1, W2, each with a bias) into a common space of dense and sparse tokens.
 
     apply(params, patches [..., n, width], sparse [..., r, width])
       -> (dense [..., n, width], sparse [..., r, width]), float32.
     Parameters: "dense" and "sparse", each with kernel and bias.
 
     Raises:
-      ValueError: width < 1, here; tokens of another width, in apply.
+      ValueError: width < 1; in apply: tokens of another width.
     """
     if width < 1:
         raise ValueError(f"width is {width}; it must be at least 1")
@@ -57,7 +54,7 @@ def projections(width: int, dtype: str = "float32") -> Model:
 
 class _Projections(nnx.Module):
     def __init__(self, key, width, dtype):
-        # torch's default for Linear, as in the official code; cosines do not depend on the scale.
+        # torch's default for Linear, as in the official code; cosines are independent of the scale.
         self.dense, self.sparse = (
             layers_lib.linear(layers_lib.uniform(k, (width, width)), dtype)
             for k in jax.random.split(key)
@@ -70,8 +67,8 @@ class _Projections(nnx.Module):
 def recompose(localization: jax.Array, sparse: jax.Array) -> jax.Array:
     """Z = L S (STELLAR eq. 1), float32 [..., n, d].
 
-    L [..., n, r] has rows that sum to 1; S [..., r, d] are the tokens before projection. Every row
-    of Z lies in the convex hull of the sparse tokens; the rank is at most r.
+    The rows of L [..., n, r] sum to 1; S [..., r, d] are the tokens before projection. Every row of
+    Z lies in the convex hull of the sparse tokens; the rank is at most r.
     """
     localization, sparse = localization.astype(jnp.float32), sparse.astype(jnp.float32)
     return jnp.einsum(
@@ -80,7 +77,8 @@ def recompose(localization: jax.Array, sparse: jax.Array) -> jax.Array:
 
 
 def fourier_matrix(key: jax.Array, width: int) -> jax.Array:
-    """G [2, width / 2] ~ N(0, 1), float32, drawn once and never trained. Odd widths: ValueError."""
+    """G [2, width / 2] ~ N(0, 1), float32, drawn once and never trained. Raises ValueError for an
+    odd width."""
     if width < 2 or width % 2:
         raise ValueError(f"width is {width}; random Fourier codes need an even width of at least 2")
     return jax.random.normal(key, (2, width // 2), jnp.float32)
@@ -101,7 +99,6 @@ def fourier_codes(matrix: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """
     rows, columns = grid
     y, x = (2 * (jnp.arange(n, dtype=jnp.float32) + 0.5) / n - 1 for n in (rows, columns))
-    # Written out: a matrix product may round to few digits on accelerators, and these are angles of
-    # many radians.
+    # No matrix product, which may have low precision on accelerators: the angles are large.
     angles = 2 * math.pi * (x[None, :, None] * matrix[0] + y[:, None, None] * matrix[1])
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(rows * columns, -1)

@@ -1,4 +1,4 @@
-"""What a network costs, counted by tracing it.
+"""Counts a network's FLOPs by tracing it.
 
 from ssl_jax.models import flops, heads
 head = heads.dino_head(384, 65536)
@@ -15,12 +15,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 def matmul_flops(function: Callable, *inputs: Any) -> float:
-    """Floating-point operations of all matrix products and convolutions in function(*inputs); a
-    multiply-add counts as 2. Nothing is computed.
+    """Floating-point operations of all matrix products and convolutions in function(*inputs),
+    counted without running it; a multiply-add counts as 2.
 
-    What really runs is counted: only the patches that are kept, every step of a scan; of a
-    gradient also the backward pass, and what it recomputes. The body of a while loop counts once,
-    of a choice the dearest branch.
+    The count includes every step of a scan and, in a gradient, the backward pass with any
+    rematerialisation. The body of a while loop counts once; of several branches, the most
+    expensive one counts.
 
     Args:
       inputs: trees of arrays or jax.ShapeDtypeStructs.
@@ -48,7 +48,7 @@ def _flops_of_equation(equation) -> int:
 
 
 def _bodies(params: dict) -> list[Jaxpr]:
-    """The programs among an equation's parameters: bodies of loops, calls, branches."""
+    """The jaxprs among an equation's parameters: bodies of loops, calls, branches."""
 
     def is_program(value):
         return isinstance(value, ClosedJaxpr | Jaxpr)

@@ -1,8 +1,8 @@
-"""The bridge between flax NNX modules (inside this folder) and plain nested dicts of arrays
-(everywhere else).
+"""Converts between flax NNX modules (used in this folder) and plain nested dicts of arrays (used
+everywhere else).
 
-Optimizers, checkpoints and sharding rules see `{"blocks": {"attn": ...}}` and nothing of
-flax. `Model.module(params)` takes the module out, for code that is written in flax.
+Optimizers, checkpoints and sharding rules see `{"blocks": {"attn": ...}}`. `Model.module(params)`
+returns the module, for code written in flax.
 """
 
 import functools
@@ -23,11 +23,11 @@ class Model(NamedTuple):
     init(key) -> params: a nested dict with string keys and float32 arrays;
         `jax.eval_shape(model.init, key)` gives shapes only.
     apply(params, *inputs, **options) -> outputs.
-    module(params) -> the flax.nnx.Module that holds these arrays. Its call takes the same inputs
-        as `apply`, but does not check them.
+    module(params) -> the flax.nnx.Module with these arrays. Its call takes the same inputs as
+        `apply`, but does not check them.
 
     Raises:
-      InputError: apply and module, if params have another structure or other shapes than init's.
+      InputError: in apply and module, if the structure or shapes of params differ from init's.
     """
 
     init: Callable[..., dict[str, Any]]
@@ -41,10 +41,10 @@ def functional(
     """Turns a module into a Model.
 
     Args:
-      build: (key, **sizes) -> module: its class as a rule. Called once per init and once
+      build: (key, **sizes) -> module, usually its class. It is called once per init and once
         (abstractly) before the first apply.
       call: (module, *inputs, **options) -> outputs; must not write to the module. None: the
-        module's own call.
+        module's `__call__`.
     """
     make = functools.partial(build, **sizes)
 

@@ -1,9 +1,9 @@
-"""GELU, SwiGLU's gate and layer normalisation with backward passes of their own, which keep the
-input alone and read it as few times as a GPU's or TPU's memory allows.
+"""GELU, SwiGLU's gate and layer normalisation with custom backward passes, which store little more
+than the input.
 
-JAX's derivatives keep several arrays of the input's size, most of them in float32; in a block of a
-transformer these are most of what the step moves. `jax.checkpoint` in their place keeps the passes
-apart, which costs more than it saves. Reverse mode alone: `jax.jvp` refuses them.
+JAX's derivatives store several arrays of the input's size, most of them in float32, which cause
+most of the memory traffic of a transformer block. `jax.checkpoint` would prevent fusion of the
+passes and cost more than it saves. Only reverse mode is supported: `jax.jvp` raises.
 """
 
 import functools
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gelu(x: jax.Array, approximate: bool = False) -> jax.Array:
-    """x Phi(x), Phi the standard normal distribution function; computed in float32, returned in
-    the type of x.
+    """x Phi(x), with Phi the standard normal distribution function; computed in float32, returned
+    in the type of x.
 
-    approximate: the tanh form in place of erf.
+    approximate: use the tanh form instead of erf.
 
     Reference: Hendrycks and Gimpel 2016, "Gaussian error linear units".
     """
@@ -33,7 +33,7 @@ def _gelu_forward(x, approximate):
 
 
 def _gelu_backward(approximate, x, cotangent):
-    near = jnp.clip(_wide(x), -10, 10)  # beyond, the slope is 0 or 1, and the tanh form overflows
+    near = jnp.clip(_wide(x), -10, 10)  # outside, the slope is 0 or 1, and the tanh form overflows
     slope = jax.grad(lambda x: jax.nn.gelu(x, approximate=approximate).sum())(near)
     return ((cotangent.astype(slope.dtype) * slope).astype(x.dtype),)
 
@@ -43,8 +43,8 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 @jax.custom_vjp
 def swiglu(x: jax.Array) -> jax.Array:
-    """silu(gate) * value of x [..., 2 h], the gate before the value: [..., h]; computed in float32,
-    returned in the type of x.
+    """silu(gate) * value, [..., h], of x = (gate, value) [..., 2 h]; computed in float32, returned
+    in the type of x.
 
     Reference: Shazeer 2020, "GLU variants improve transformer", eq. 5.
     """
@@ -65,8 +65,8 @@ swiglu.defvjp(lambda x: (swiglu(x), x), _swiglu_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    """Zero mean and unit variance over the last axis of float32 [..., width], then scale and bias
-    [width]; eps is added to the variance.
+    """Normalises float32 [..., width] to zero mean and unit variance over the last axis, then
+    applies scale and bias [width]; eps is added to the variance.
 
     Reference: Ba et al. 2016, "Layer normalization".
     """

@@ -1,5 +1,5 @@
-"""Projection heads: SOP's multi-layer perceptron onto the unit sphere, and DINO's with its
-weight-normalised prototypes.
+"""Heads: SOP's projection onto the unit sphere, DINO's head with weight-normalised prototypes, and
+a linear classifier.
 """
 
 import functools
@@ -14,15 +14,15 @@ from ssl_jax.models.functional import Model, functional
 
 
 def l2_normalize(x: jax.Array, eps: float = 1e-6) -> jax.Array:
-    """x / max(|x|, eps) along the last axis, in float32. Value and gradient are finite everywhere,
-    also at x = 0.
+    """x / max(|x|, eps) along the last axis, in float32. Value and gradient are finite, even at
+    x = 0.
     """
     x = x.astype(jnp.float32)
     return x * _one_over_norm(x, -1, eps)
 
 
 def _one_over_norm(x, axis, eps=1e-6):
-    # The maximum is taken of the squares: below eps its gradient is 0, so no 0 / 0 arises.
+    # The maximum of the squares has gradient 0 below eps, which avoids 0 / 0.
     return jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=axis, keepdims=True), eps**2))
 
 
@@ -42,7 +42,7 @@ def projection_head(
     Parameters: "mlp/0" .. "mlp/<layers - 1>", each with kernel and bias.
 
     Raises:
-      ValueError: impossible sizes, here; an x of another width, in apply.
+      ValueError: invalid sizes; in apply: an x of another width.
     """
     _check_sizes(init_std, in_dim=in_dim, hidden=hidden, out=out, layers=layers)
     sizes = _sizes(in_dim, hidden, out, layers)
@@ -62,14 +62,14 @@ def dino_head(
     """DINO's head (Caron et al. 2021, app. C): MLP to a bottleneck, L2 normalisation,
     weight-normalised linear layer without bias.
 
-    apply(params, x [..., in_dim]) -> logits float32 [..., out]; with all gains at 1 they are
-    cosines in [-1, 1].
-    Parameters: "mlp/i" and "last": direction [bottleneck, out] (a column is scaled to unit length
-    before use) and gain [1, out], two-dimensional so that rules by rank treat it as the published
-    code does. Whether the gain may learn is the optimizer's rule, not the head's.
+    apply(params, x [..., in_dim]) -> logits float32 [..., out], cosines in [-1, 1] if all gains
+    are 1.
+    Parameters: "mlp/i" and "last": direction [bottleneck, out] (columns are scaled to unit length
+    before use) and gain [1, out], two-dimensional so that rules by rank treat it as in the
+    published code. An optimizer rule decides whether the gain is trained.
 
     Raises:
-      ValueError: impossible sizes, here; an x of another width, in apply.
+      ValueError: invalid sizes; in apply: an x of another width.
     """
     _check_sizes(
         init_std, in_dim=in_dim, out=out, hidden=hidden, bottleneck=bottleneck, layers=layers
@@ -82,13 +82,13 @@ def dino_head(
 def linear_head(
     in_dim: int, out: int, norm: bool = False, init_std: float = 0.02, dtype: str = "float32"
 ) -> Model:
-    """One linear layer, with `norm` behind a LayerNorm of its own: a classifier.
+    """A linear classifier; with `norm`, a LayerNorm precedes the linear layer.
 
     apply(params, x [..., in_dim]) -> float32 [..., out].
-    Parameters: "linear" (kernel, N(0, init_std^2), and bias, 0) and, if wanted, "norm".
+    Parameters: "linear" (kernel, N(0, init_std^2), and bias, 0) and, with `norm`, "norm".
 
     Raises:
-      ValueError: impossible sizes.
+      ValueError: invalid sizes.
     """
     _check_sizes(init_std, in_dim=in_dim, out=out)
     return functional(_Linear, sizes=(in_dim, out), norm=norm, std=init_std, dtype=dtype)
@@ -96,15 +96,15 @@ def linear_head(
 
 @functools.cache
 def prototypes(in_dim: int, out: int, dtype: str = "float32") -> Model:
-    """The weight-normalised last layer of `dino_head` by itself, for several of them behind one
+    """The weight-normalised last layer of `dino_head`, for several such layers after one
     `projection_head`.
 
-    apply(params) -> its matrix in `dtype`, [in_dim, out], to be multiplied with embeddings
-      [..., in_dim] where and in whatever pieces the logits are needed.
+    apply(params) -> its matrix [in_dim, out] in `dtype`. The caller multiplies embeddings
+      [..., in_dim] with it, possibly in chunks.
     Parameters: direction and gain as in `dino_head`.
 
     Raises:
-      ValueError: impossible sizes.
+      ValueError: invalid sizes.
     """
     _check_sizes(in_dim=in_dim, out=out)
     kernel = _WeightNormLinear.kernel
@@ -157,7 +157,7 @@ class _WeightNormLinear(nnx.Module):
         direction, x = self.direction[...], x.astype(self.dtype)
         if x.size >= direction.shape[0] ** 2:
             return jnp.matmul(x, self.kernel(), preferred_element_type=jnp.float32)
-        # Fewer rows than the matrix has: the results are scaled, which are then the smaller array.
+        # With few rows, scaling the results is cheaper than scaling the matrix.
         matrix = direction.astype(self.dtype)
         scale = self.gain[...] * _one_over_norm(direction, 0)
         return jnp.matmul(x, matrix, preferred_element_type=jnp.float32) * scale

@@ -1,14 +1,14 @@
-"""Inception v3 as FID uses it: images to 2048 features each.
+"""Inception v3 for FID: images to 2048 features each.
 
     from ssl_jax.models import inception
     params = inception.load("pt_inception-2015-12-05-6726825d.safetensors")
     features = inception.apply(params, images)    # [B, H, W, 3] in [0, 1] -> [B, 2048]
 
 The network is TensorFlow's of 2015-12-05 (Szegedy et al. 2015, "Rethinking the Inception
-Architecture"), with the parameter names of its PyTorch port: average pools do not count the border,
-and the last block has a maximum pool. As in the first implementation of FID, images become 8 bit,
-are resized to 299 x 299 by TensorFlow 1's bilinear rule, and are scaled to (x - 128) / 128.
-Untested on the real weights: none are at hand where the tests run.
+Architecture"), with the parameter names of its PyTorch port: average pools exclude padding, and the
+last block has a maximum pool. As in FID's first implementation, images are rounded to 8 bits,
+resized to 299 x 299 by TensorFlow 1's bilinear rule, and scaled to (x - 128) / 128. Untested on the
+published weights, which the test machines lack.
 """
 
 import functools
@@ -29,17 +29,17 @@ FETCH = (
 )
 _EPS = 1e-3  # of every batch norm
 _NORM = ("weight", "bias", "running_mean", "running_var")
-# Asks for a layer: conv(x, name, channels, (height, width), stride, padding) -> x.
+# Applies a layer: conv(x, name, channels, (height, width), stride, padding) -> x.
 Conv = Callable[..., jax.Array]
 
 
 def apply(params: Mapping[str, jax.Array], images: jax.Array) -> jax.Array:
-    """Features [B, 2048] float32 of images [B, H, W, 3] in [0, 1]; params: of `load`."""
+    """Features [B, 2048] float32 of images [B, H, W, 3] in [0, 1]; params: from `load`."""
     return features(params, preprocess(images))
 
 
 def features(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Features [B, 2048] of what `preprocess` gives, or of another size from 75 x 75 on."""
+    """Features [B, 2048] of the output of `preprocess`, or of another size of at least 75 x 75."""
 
     def conv(x, name, width, kernel, stride=1, padding=(0, 0)):
         y = jax.lax.conv_general_dilated(
@@ -56,7 +56,8 @@ def features(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
 
 
 def preprocess(images: jax.Array) -> jax.Array:
-    """Images [B, H, W, 3] in [0, 1] as the network wants them: [B, 299, 299, 3] in [-1, 1)."""
+    """Converts images [B, H, W, 3] in [0, 1] to the network's input, [B, 299, 299, 3] in
+    [-1, 1)."""
     images = jnp.round(255 * jnp.clip(jnp.asarray(images, jnp.float32), 0, 1))
     rows, columns = (resize_matrix(n, SIDE) for n in images.shape[1:3])
     x = jnp.einsum("yh,bhwc,xw->byxc", rows, images, columns, precision=jax.lax.Precision.HIGHEST)
@@ -64,33 +65,33 @@ def preprocess(images: jax.Array) -> jax.Array:
 
 
 def resize_matrix(size: int, to: int) -> np.ndarray:
-    """[to, size] float32: TensorFlow 1's bilinear resize, whose pixel i comes from i size / to."""
-    place = np.arange(to) * (size / to)
-    low = np.floor(place).astype(int)
+    """[to, size] float32: TensorFlow 1's bilinear resize, which samples pixel i at i size / to."""
+    source = np.arange(to) * (size / to)
+    low = np.floor(source).astype(int)
     matrix = np.zeros((to, size))
-    np.add.at(matrix, (np.arange(to), low), 1 - (place - low))
-    np.add.at(matrix, (np.arange(to), np.minimum(low + 1, size - 1)), place - low)
+    np.add.at(matrix, (np.arange(to), low), 1 - (source - low))
+    np.add.at(matrix, (np.arange(to), np.minimum(low + 1, size - 1)), source - low)
     return matrix.astype(np.float32)
 
 
 @functools.cache
 def shapes() -> dict[str, tuple[int, ...]]:
     """{published name: shape} of all parameters, convolutions as [out, in, height, width]."""
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
 
     def conv(x, name, width, kernel, stride=1, padding=(0, 0)):
-        found[f"{name}.conv.weight"] = (width, x.shape[-1], *kernel)
-        found.update({f"{name}.bn.{part}": (width,) for part in _NORM})
+        result[f"{name}.conv.weight"] = (width, x.shape[-1], *kernel)
+        result.update({f"{name}.bn.{part}": (width,) for part in _NORM})
         h, w = ((n + 2 * p - k) // stride + 1 for n, p, k in zip(x.shape[1:3], padding, kernel))
         return jnp.zeros((x.shape[0], h, w, width))
 
     jax.eval_shape(lambda x: _network(conv, x), jax.ShapeDtypeStruct((1, SIDE, SIDE, 3), "float32"))
-    return found
+    return result
 
 
 def load(path: str) -> dict[str, np.ndarray]:
-    """The weights of a .safetensors or .npz file with the published names; the classifier is left
-    out. Raises InputError, which says what to fetch."""
+    """Reads the weights, without the classifier, from a .safetensors or .npz file with the
+    published names. Raises InputError, naming the file to fetch."""
     arrays = weights.read(path, "Inception", FETCH)
     for name, shape in shapes().items():
         if name not in arrays or arrays[name].shape != shape:
@@ -191,7 +192,7 @@ def _max_pool(x, stride, padding=0):
 
 
 def _average_pool(x):
-    """3 x 3, of the cells that are inside."""
+    """3 x 3 average that excludes padding."""
     edges = ((0, 0), (1, 1), (1, 1), (0, 0))
 
     def total(values):

@@ -1,8 +1,8 @@
-"""The layers of a pre-norm transformer, as flax.nnx modules that own parameters and nothing else
-(no Rngs, no mutable state).
+"""The layers of a pre-norm transformer, as flax.nnx modules with parameters only (no Rngs, no
+mutable state).
 
 Parameters are float32. Linear layers and attention products run in the compute dtype;
-normalisation, softmax and the residual stream stay in float32 (what PyTorch's autocast does), so
+normalisation, softmax and the residual stream stay in float32 (as with PyTorch's autocast), so
 bfloat16 rounds branches but never the running sum.
 """
 
@@ -20,44 +20,45 @@ from ssl_jax.ops import numerics
 def normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
     """float32 [*shape] ~ N(0, std^2).
 
-    The papers' code calls torch's trunc_normal_(std=std), whose cut lies at the ABSOLUTE values
-    +-2: 100 standard deviations away at std 0.02, so a plain normal is the same thing.
-    `check_init_std` refuses the range where it would not be.
+    The papers' code calls torch's trunc_normal_(std=std), which truncates at the ABSOLUTE values
+    +-2. At std 0.02 these are 100 standard deviations, so a plain normal is equivalent;
+    `check_init_std` refuses larger values.
     """
     return std * jax.random.normal(key, shape, jnp.float32)
 
 
 def check_init_std(std: float) -> None:
-    """Raises ValueError outside (0, 0.4]: above, the cut of `normal` at +-2 would be nearer than 5
-    standard deviations.
+    """Raises ValueError outside (0, 0.4]. Above, truncation at +-2 would lie within 5 standard
+    deviations, see `normal`.
     """
     if not 0 < std <= 0.4:
         raise ValueError(f"init_std is {std}; it must lie in (0, 0.4]")
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """float32 [fan_in, ...] ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)): torch's default, which the papers
-    keep for some layers.
+    """float32 [fan_in, ...] ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default, which some
+    layers of the papers use.
     """
     bound = 1 / math.sqrt(shape[0])
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
 def linear(kernel: jax.Array, dtype: DTypeLike, *, bias: bool = True) -> nnx.Linear:
-    """y = x W + b with this W [in, out] and a b that starts at 0, or without b, in `dtype`."""
+    """y = x W + b, computed in `dtype`, with W = kernel [in, out] and b = 0 initially; without b
+    if `bias` is false."""
     return nnx.Linear(
         *kernel.shape,
         use_bias=bias,
         kernel_init=lambda *_: kernel,
         dtype=jnp.dtype(dtype),
         dot_general=_rows_times_matrix,
-        rngs=nnx.Rngs(0),  # nothing is drawn from it
+        rngs=nnx.Rngs(0),  # unused
     )
 
 
 def _rows_times_matrix(x, kernel, dimension_numbers, precision=None, out_sharding=None):
-    """One flat matrix product instead of a batched one: on a CPU, training on crops of 16 tokens
-    is a sixth faster, on 64 tokens 1 to 5 %.
+    """One flat matrix product instead of a batched one. On a CPU, it makes training faster by a
+    sixth with 16 tokens and by 1 to 5 % with 64.
     """
     del dimension_numbers, out_sharding  # always the last axis of x and the first of the kernel
     precision = numerics.precision_of(x.dtype) if precision is None else precision
@@ -66,9 +67,9 @@ def _rows_times_matrix(x, kernel, dimension_numbers, precision=None, out_shardin
 
 
 class LayerNorm(nnx.Module):
-    """Zero mean and unit variance over the last axis, then scale and bias; in and out float32.
+    """Zero mean and unit variance over the last axis, then scale and bias, in float32.
 
-    Finite for constant rows, and exact for rows far from zero, where E[x^2] - E[x]^2 cancels.
+    Finite for constant rows, and accurate for rows far from zero, where E[x^2] - E[x]^2 cancels.
     """
 
     def __init__(self, width: int, eps: float):
@@ -81,8 +82,8 @@ class LayerNorm(nnx.Module):
 
 
 class LayerScale(nnx.Module):
-    """x * gamma: a learned factor per channel for a branch (Touvron et al. 2021, "Going deeper with
-    image transformers", section 2), here starting at `value`.
+    """x * gamma, a learned factor per channel of a branch (Touvron et al. 2021, "Going deeper with
+    image transformers", section 2), initially `value`.
     """
 
     def __init__(self, width: int, value: float):
@@ -98,8 +99,8 @@ ACTIVATIONS = ("erf", "tanh", "swiglu")
 class Mlp(nnx.Module):
     """Linear, activation, Linear: [..., width] -> [..., width].
 
-    activation: a GELU, exact ("erf") or in its tanh form; or "swiglu": the first layer gives a gate
-    and a value of `hidden` channels each, side by side in this order.
+    activation: "erf" (exact GELU), "tanh" (GELU's tanh form) or "swiglu", for which the first layer
+    returns a gate and a value of `hidden` channels each, concatenated in this order.
     """
 
     def __init__(
@@ -128,9 +129,9 @@ class Mlp(nnx.Module):
 class Attention(nnx.Module):
     """Multi-head self-attention [B, N, width] -> [B, N, width].
 
-    The columns of qkv's kernel [width, 3 width] are q, k, v, each cut into heads (timm's and DINO's
-    order). bias: which of the three have one, "all" (of qkv), "qv" (q_bias, v_bias) or "none".
-    kind: see `attention.attend`.
+    The columns of qkv's kernel [width, 3 width] are q, k, v, each split into heads (the order of
+    timm and DINO). bias: "all" (of qkv), "qv" (q_bias, v_bias) or "none". kind: see
+    `attention.attend`.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Attention(nnx.Module):
         self.heads, self.kind = heads, kind
 
     def padding(self, tokens: int) -> int:
-        """See `attention.padding`."""
+        """Number of padding tokens that the kernel needs, see `attention.padding`."""
         width = self.qkv.in_features // self.heads
         dtype = self.qkv.dtype or jnp.float32
         return attention.padding(self.kind, tokens, width, dtype)
@@ -169,8 +170,8 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Output, and the attention weights [B, heads, N, N] (float32, rows sum to 1) or None.
 
-        rotation: of q and k. seen: tokens that count, the first ones; the others are padding. None:
-          all.
+        rotation: of q and k, or None. seen: number of leading tokens that are attended to; the
+          others are padding. None: all.
         """
         b, n, width = x.shape
         parts = self.qkv(x).reshape(b, n, 3, self.heads, width // self.heads)
@@ -195,7 +196,7 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); x is float32 [B, N, width].
 
-    With layer_scale above 0 each branch passes a `LayerScale` that starts at this value.
+    With layer_scale above 0, each branch ends with a `LayerScale` of this initial value.
     """
 
     def __init__(
@@ -237,17 +238,16 @@ class Block(nnx.Module):
 
         Args:
           x: float32 [B, N, width].
-          branch_scale: float32 [2, B], what drop-path multiplies each example's two branches by,
-            or None.
+          branch_scale: float32 [2, B], drop-path's factors on each example's two branches, or None.
           rotation: of queries and keys, or None.
-          seen: tokens that count, the first ones; the others are padding. None: all.
+          seen: number of leading tokens that are attended to; the others are padding. None: all.
           return_weights: also return the attention weights.
 
         Returns:
           x after the block and the weights [B, heads, N, N] or None.
         """
-        # Rows [B N, width]: on a GPU XLA would lay [B, N, width] out with the batch last, and copy
-        # it before each product.
+        # Rows [B N, width]: on a GPU, XLA would store [B, N, width] with the batch last and copy it
+        # before each product.
         shape, rows = x.shape, x.reshape(-1, x.shape[-1])
         factors: jax.Array | tuple[float, float] = (1.0, 1.0)
         if branch_scale is not None:

@@ -2,8 +2,8 @@
 4.1): a frozen kernel W [in, out] becomes W + alpha / r A B, and only A [in, r] and B [r, out] are
 trained.
 
-Each pair lies in the tree of parameters beside its kernel, as "lora_a" and "lora_b". No layer knows
-of them: `network` adds the products to the kernels before the tree gets to the network.
+The parameter tree stores each pair next to its kernel, as "lora_a" and "lora_b". `network` adds the
+products to the kernels before the tree reaches the layers.
 """
 
 import functools
@@ -19,8 +19,8 @@ from ssl_jax.config import InputError, key
 from ssl_jax.ops import numerics
 
 A, B = "lora_a", "lora_b"
-# Parameters that stay as they are: of the encoder all but adapters, and learned tokens that belong
-# to the training or to a method, which published weights rarely have.
+# Frozen parameters: the encoder's, except adapters and tokens of a method (mask token, queries),
+# which published weights rarely have.
 FROZEN = rf"backbone/(?:.*/)?(?!(?:{A}|{B}|mask_token|queries)$)[^/]+"
 
 
@@ -44,7 +44,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses adapters of random weights, and of no layer. Raises InputError."""
+    """Raises InputError for adapters on random weights or without a layer."""
     m = config.model
     if m.lora and not m.lora_on:
         raise InputError(f"model.lora is {m.lora} but model.lora_on is (); name a layer: ('qkv',)")
@@ -56,9 +56,9 @@ def check(config: ConfigDict) -> None:
 
 
 def init(backbone: Mapping, model: ConfigDict, rng: jax.Array) -> dict:
-    """The parameters of an encoder with adapters: A normal with variance 1 / in, B zero.
+    """The parameters of an encoder with adapters: A ~ N(0, 1 / in), B = 0.
 
-    Raises InputError for a name of `model.lora_on` that no layer has.
+    Raises InputError for a name in `model.lora_on` that no layer has.
     """
     flat = trees.flatten(backbone)
     layers = [path.rpartition("/")[0] for path in flat if path.endswith("/kernel")]
@@ -75,10 +75,10 @@ def init(backbone: Mapping, model: ConfigDict, rng: jax.Array) -> dict:
 
 
 def network(params: Mapping, teacher: Mapping | None, model: Any) -> Any:
-    """The tree of the teacher, or of the student where there is no teacher, as networks take it.
+    """The teacher's weights (the student's without a teacher) with adapters merged into kernels.
 
-    params: of the student; the teacher has its frozen weights, and holds none itself. model: the
-    section of the config, a mapping; without adapters the tree is given back as it is.
+    params: the student's tree; a teacher's tree omits the frozen weights, which are shared. model:
+    the section of the config, a mapping; without adapters the tree is returned unchanged.
     """
     if not model.get("lora", 0):
         return params if teacher is None else teacher
@@ -88,13 +88,13 @@ def network(params: Mapping, teacher: Mapping | None, model: Any) -> Any:
 
 
 def adapters(tree: Mapping) -> dict:
-    """The adapters alone of a tree of parameters; {} if it has none."""
+    """The adapters of a parameter tree; {} if it has none."""
     return trees.nest(trees.split(tree, rf".*/(?:{A}|{B})")[0])
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _merged(frozen, trained, scale):
-    """Kernels with their adapters; no gradient reaches what is frozen."""
+    """Adds adapters to kernels; no gradient reaches frozen weights."""
     flat = jax.lax.stop_gradient(frozen) | trained
     for path in [path for path in trained if path.endswith(f"/{A}")]:
         kernel, b = (f"{path.removesuffix(A)}{name}" for name in ("kernel", B))

@@ -1,7 +1,7 @@
 """Position codes of patches: the fixed 2-D sine-cosine code, and resizing a grid of codes to
 another image size.
 
-Everything here is a small static matrix computed in NumPy float64 while tracing.
+The matrices are small constants, computed by NumPy in float64 during tracing.
 """
 
 import jax
@@ -38,12 +38,12 @@ def resize_matrix(
     line to `target`.
 
     Args:
-      rule: where the samples lie. "exact": target sample i at source coordinate (i + 1/2) native /
-        target - 1/2. "dino_offset": the step is native / (target + 0.1) instead, as in the code of
-        DINO and its descendants, which hands torch.nn.functional.interpolate a scale factor (target
-        + 0.1) / native to be safe from rounding.
+      rule: sample positions. "exact": target sample i is at source coordinate (i + 1/2) native /
+        target - 1/2. "dino_offset": the step is native / (target + 0.1), as in the code of DINO and
+        its descendants, which passes the scale factor (target + 0.1) / native to
+        torch.nn.functional.interpolate as a guard against rounding.
       kernel: "keys-0.75" is torch's bicubic (Keys' cubic convolution with a = -0.75, four taps,
-        borders repeated), also when shrinking; "antialias-0.5" is the antialiased form (a = -0.5,
+        borders repeated), without antialiasing; "antialias-0.5" is the antialiased form (a = -0.5,
         kernel widened by the step when shrinking, weights beyond the border dropped and the rest
         renormalised), as in timm, Pillow and jax.image.
 
@@ -71,7 +71,7 @@ def resize_codes(
     """Resamples position codes [native * native, d] to [target_h * target_w, d] (float32, matrix
     products at full precision).
 
-    At the native grid the codes are returned untouched under both rules, as in DINO's code.
+    At the native grid, the codes are returned unchanged under both rules, as in DINO's code.
     """
     if target == (native, native):
         return codes

@@ -1,6 +1,6 @@
-"""Rotary position codes on a grid of patches, as DINOv3 has them: every pair of channels of a
-patch's query and key turns by an angle that grows with the patch's row or column, so that their
-product depends on the distance alone. Class, register and query tokens do not turn.
+"""Rotary position codes (RoPE) on a grid of patches, as in DINOv3: each pair of channels of a
+patch's query and key is rotated by an angle proportional to the patch's row or column, so that
+their product depends on relative positions only. Class, register and query tokens are not rotated.
 
 Reference: Su et al. 2021, "RoFormer"; facebookresearch/dinov3,
 dinov3/layers/rope_position_encoding.py.
@@ -16,8 +16,8 @@ _DRAW = 1 << 30  # folded into an image's key; drop-path folds in block numbers
 
 
 class Settings(NamedTuple):
-    """base: of the periods. rounded: periods are rounded to bfloat16, as in the released files.
-    shift, jitter, rescale: of the coordinates in training, see `centres`; 0, 1 and 1 = none."""
+    """base: base of the periods. rounded: round periods to bfloat16, as in the released files.
+    shift, jitter, rescale: augmentation of training coordinates, see `centres`; 0, 1, 1 = none."""
 
     base: float = 100.0
     rounded: bool = False
@@ -45,21 +45,21 @@ def centres(
 ) -> jax.Array | np.ndarray:
     """Rows and columns of the patches' centres in [-1, 1], [1 or B, h * w, 2], row by row.
 
-    keys: [B] typed PRNG keys, one per image, for training: the coordinates of an image are shifted
-    by U(-shift, shift) per axis, multiplied by exp(U(-ln jitter, ln jitter)) per axis, then by
-    exp(U(-ln rescale, ln rescale)), in this order. A draw is a function of the image's key alone,
-    and the same in all blocks. None: nothing is drawn.
+    keys: [B] typed PRNG keys, one per image, or None for no augmentation. In training, the
+    coordinates of an image are shifted by U(-shift, shift) per axis, multiplied by
+    exp(U(-ln jitter, ln jitter)) per axis, then by exp(U(-ln rescale, ln rescale)). A draw depends
+    only on the image's key and is the same in all blocks.
     """
     axes = [2 * (np.arange(side) + 0.5) / side - 1 for side in grid]
-    places = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(1, -1, 2)
+    positions = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(1, -1, 2)
     s = settings
     if keys is None or (s.shift, s.jitter, s.rescale) == (0.0, 1.0, 1.0):
-        return places
+        return positions
 
     def draw(key):
         drawn = jax.random.uniform(jax.random.fold_in(key, _DRAW), (5,), jnp.float32, -1.0)
         factor = jnp.exp(drawn[2:4] * np.log(s.jitter) + drawn[4] * np.log(s.rescale))
-        return (places[0].astype(np.float32) + s.shift * drawn[:2]) * factor
+        return (positions[0].astype(np.float32) + s.shift * drawn[:2]) * factor
 
     return jax.vmap(draw)(keys)
 
@@ -67,32 +67,32 @@ def centres(
 def of_patches(
     grid: tuple[int, int], head_width: int, settings: Settings, keys: jax.Array | None = None
 ) -> Rotation:
-    """The rotation of an image's patches [1 or B, h * w, head_width]: of channels 0 .. m - 1 by
-    the row, 2 pi row / period, of the next m by the column; m = head_width / 4. The second half
+    """The rotation of an image's patches [1 or B, h * w, head_width]: channels 0 .. m - 1 by
+    2 pi row / period, the next m by the same of the column; m = head_width / 4. The second half
     repeats the first."""
-    places = centres(grid, settings, keys)
-    turns = places[..., None] / periods(head_width, settings.base, settings.rounded)
-    angles = (2 * np.pi * turns).reshape(*places.shape[:2], head_width // 2)
+    positions = centres(grid, settings, keys)
+    turns = positions[..., None] / periods(head_width, settings.base, settings.rounded)
+    angles = (2 * np.pi * turns).reshape(*positions.shape[:2], head_width // 2)
     lib = np if isinstance(angles, np.ndarray) else jnp
     angles = lib.concatenate([angles, angles], axis=-1)
     return Rotation(*(jnp.asarray(f(angles), jnp.float32) for f in (lib.cos, lib.sin)))
 
 
 def keep(rotation: Rotation, indices: jax.Array) -> Rotation:
-    """Of the patches `indices` [B, m] alone."""
+    """The rotation of the patches `indices` [B, m] only."""
     rows = (jnp.broadcast_to(x, (len(indices), *x.shape[1:])) for x in rotation)
     return Rotation(*(jnp.take_along_axis(x, indices[..., None], axis=1) for x in rows))
 
 
 def among(rotation: Rotation, before: int, after: int) -> Rotation:
-    """With so many tokens before and after the patches, which do not turn."""
+    """Extends a rotation by unrotated tokens before and after the patches."""
     widths = ((0, 0), (before, after), (0, 0))
     cos = jnp.pad(rotation.cos, widths, constant_values=1.0)
     return Rotation(cos, jnp.pad(rotation.sin, widths))
 
 
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
-    """Queries or keys [B, N, heads, w], turned: channels k and k + w / 2 are a pair. Computed in
+    """Rotates queries or keys [B, N, heads, w], with channels k and k + w / 2 as pairs. Computed in
     float32, returned in the type of x."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)

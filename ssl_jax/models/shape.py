@@ -1,4 +1,4 @@
-"""What vision transformers take and give: their settings, the tokens, and what they refuse."""
+"""Settings of vision transformers, their output tokens, and checks of settings and inputs."""
 
 import dataclasses
 import math
@@ -21,10 +21,10 @@ _BY_SIZE = '0 = from the size; set by hand for model.size="custom"'
 class ViTConfig:
     """Shape and numerics of a vision transformer.
 
-    Parameters, norms, softmax, residual stream and outputs are float32 whatever `dtype` is.
+    Parameters, norms, softmax, residual stream and outputs are float32 for any `dtype`.
 
     Raises:
-      InputError: values that cannot work; it names the field.
+      InputError: an invalid value; the message names the field.
     """
 
     width: int = field(
@@ -192,12 +192,12 @@ class ViTConfig:
 
     @property
     def activation(self) -> str:
-        """Of the blocks' MLP, see `layers.Mlp`."""
+        """Activation of the blocks' MLP, see `layers.Mlp`."""
         return self.mlp if self.mlp == "swiglu" else self.gelu
 
     @property
     def rope(self) -> rope_lib.Settings:
-        """The keys `rope_*`."""
+        """The settings `rope_*`."""
         fields = rope_lib.Settings._fields
         return rope_lib.Settings(*(getattr(self, f"rope_{name}") for name in fields))
 
@@ -212,10 +212,10 @@ def check_together(values: Mapping, prefix: str = "") -> None:
 
     Args:
       values: {field: value} of a ViTConfig.
-      prefix: of the names in messages, "model." for a config.
+      prefix: prefix of names in messages, such as "model.".
 
     Raises:
-      InputError: names field, value and remedy.
+      InputError: naming field, value and remedy.
     """
     for name in ("width", "depth", "heads"):
         if values[name] < 1:
@@ -249,7 +249,7 @@ def check_together(values: Mapping, prefix: str = "") -> None:
 
 
 def _check_stages(values: Mapping, prefix: str) -> None:
-    """The same for a Swin transformer."""
+    """`check_together` for a Swin transformer."""
     stages = tuple(values["stages"])
     if sum(stages) != values["depth"]:
         raise InputError(
@@ -285,9 +285,9 @@ class Tokens(NamedTuple):
     patches: [B, n, d], row by row; [B, m, d] in the order of `keep` if tokens were dropped.
     queries: [B, q, d].
     layers: {block index: Tokens} for the requested blocks, -1 = before the first, each after the
-      final norm if asked for without `norm_layers=False`.
+      final norm unless `norm_layers` is false.
     attention: [B, heads, N, N] of the last block; rows attend to columns, in the order class token,
-      patches, queries. A row sums to 1 less what it gives to the registers, which are left out.
+      patches, queries. Registers are omitted: a row sums to 1 minus its weight on them.
     """
 
     cls: jax.Array | None
@@ -297,8 +297,8 @@ class Tokens(NamedTuple):
     attention: jax.Array | None
 
     def on_grid(self, height: int, width: int) -> jax.Array:
-        """The patches [B, f height, f width, d] of an image whose last block has height x width: f
-        is 1, and more in earlier stages of a Swin transformer."""
+        """The patches as a grid [B, f height, f width, d], for height x width patches in the last
+        block; f is 1, or a power of 2 in earlier stages of a Swin transformer."""
         b, n, d = self.patches.shape
         finer = math.isqrt(n // (height * width))
         return self.patches.reshape(b, finer * height, finer * width, d)
@@ -312,8 +312,8 @@ def check_inputs(
     keys: jax.Array | None,
     layers: Sequence[int],
 ) -> None:
-    """Refuses what a network of that config cannot encode; arguments as of `vit.vit(...).apply`.
-    Raises ValueError."""
+    """Raises ValueError for inputs that a network of this config cannot encode; arguments as in
+    `vit.vit(...).apply`."""
     if images.ndim != 4 or images.shape[-1] != config.in_channels:
         raise ValueError(
             f"images have shape {images.shape}; expected [B, H, W, {config.in_channels}]"

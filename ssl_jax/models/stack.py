@@ -1,6 +1,4 @@
-"""Stacks of transformer blocks: one module whose parameters are [depth, ...], run in a loop or one
-block after the other.
-"""
+"""Stacks of transformer blocks: one module with parameters [depth, ...], scanned or unrolled."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,12 +11,12 @@ from ssl_jax.models import rope
 from ssl_jax.models.layers import Block
 
 Module = TypeVar("Module", bound=nnx.Module)  # a block
-REMAT = ("none", "dots", "block")  # how much of a block is computed twice, to save memory
+REMAT = ("none", "dots", "block")  # how much of a block is rematerialised
 
 
 def stacked(build: Callable[[jax.Array], Module], key: jax.Array, depth: int) -> Module:
-    """`depth` blocks in one module, whose parameters are [depth, ...]; block i starts as
-    build(fold_in(key, i)). To be used through `run` and `block_of` alone."""
+    """One module with parameters [depth, ...], whose block i is initialised as build(fold_in(key,
+    i)). Use it only through `run` and `block_of`."""
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(depth))
     graphdef = nnx.split(nnx.eval_shape(build, keys[0], graph=True), graph=True)[0]
     return nnx.merge(graphdef, jax.vmap(lambda key: nnx.split(build(key), graph=True)[1])(keys))
@@ -42,18 +40,18 @@ def run(
     scan: bool = False,
     remat: str = "none",
 ) -> jax.Array:
-    """x after blocks start .. stop - 1 of a stack (stop None: the last).
+    """x after blocks start .. stop - 1 of a stack (stop None: to the end).
 
-    scales: of drop-path, [depth, 2, B] or None. codes: added to the tokens after each block,
-      [depth, N, width] or None. rotation: of the tokens, in all blocks, or None. scan: one compiled
-      block, in a loop. remat: see `recomputed`.
+    scales: drop-path factors [depth, 2, B] or None. codes: [depth, N, width], added to the tokens
+      after each block, or None. rotation: of queries and keys in all blocks, or None. scan: whether
+      to scan one compiled block. remat: see `recomputed`.
     """
     graphdef, state = nnx.split(blocks, graph=True)
     inputs = (state, scales, codes)
     depth = jax.tree.leaves(inputs)[0].shape[0]
     stop = depth if stop is None else stop
     tokens = x.shape[1]
-    # Once for all blocks: padding in every block, and cutting it off again, copies all tokens.
+    # Pad once for all blocks: padding and slicing in every block would copy all tokens.
     if extra := blocks.attn.padding(tokens):
         x = jnp.pad(x, ((0, 0), (0, extra), (0, 0)))
         codes = None if codes is None else jnp.pad(codes, ((0, 0), (0, extra), (0, 0)))
@@ -70,24 +68,24 @@ def run(
         part = jax.tree.map(lambda leaf: leaf[start:stop], inputs)
         x = jax.lax.scan(body, x, part)[0]
     else:
-        for one in apart(inputs, depth)[start:stop]:
-            x, _ = body(x, one)
+        for row in apart(inputs, depth)[start:stop]:
+            x, _ = body(x, row)
     return x[:, :tokens]
 
 
 def apart(tree: Any, depth: int) -> list:
-    """The `depth` rows of a tree of stacked arrays. Split in one piece, as the gradient is then put
-    together in one, not added up from as many arrays of zeros."""
+    """The `depth` rows of a tree of stacked arrays. One split per array lets the gradient be
+    concatenated instead of summed from padded arrays."""
     leaves, structure = jax.tree.flatten(tree)
     rows = zip(*(jax.lax.split(leaf, (1,) * depth) for leaf in leaves), strict=True)
     return [jax.tree.unflatten(structure, [leaf[0] for leaf in row]) for row in rows]
 
 
 def recomputed(body: Callable, remat: str, *, in_scan: bool = False) -> Callable:
-    """`body`, which recomputes in its backward pass what `remat`, one of REMAT, says.
+    """Rematerialises `body` in the backward pass, according to `remat`, one of REMAT.
 
-    "dots" keeps the results of linear layers, where most of the time goes; attention scores, norms
-    and activations are computed again.
+    "dots" stores the results of linear layers, which take most of the time, and recomputes
+    attention scores, norms and activations.
     """
     if remat == "none":
         return body
@@ -99,9 +97,9 @@ def drop_path_scales(keys: jax.Array, rate: float, depth: int) -> jax.Array:
     """Per-example branch factors of stochastic depth (Huang et al. 2016): 0 with probability r_i,
     else 1 / (1 - r_i).
 
-    r_i rises linearly from 0 at the first block to `rate` at the last. Each draw is a function of
-    the example's key, the block and the branch alone, so it does not depend on the rest of the
-    batch, on chunking or on the total depth's other draws.
+    r_i rises linearly from 0 at the first block to `rate` at the last. Each draw depends only on
+    the example's key, the block and the branch, and hence neither on the rest of the batch nor on
+    chunking.
 
     Args:
       keys: [B] typed PRNG keys.

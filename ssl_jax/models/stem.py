@@ -1,4 +1,4 @@
-"""From pixels to patch tokens by small convolutions in place of one linear layer."""
+"""A convolutional stem: embeds patches by small convolutions instead of one linear layer."""
 
 import itertools
 
@@ -13,12 +13,12 @@ _SIDE = 3  # of a convolution's kernel, in pixels
 
 
 class ConvStem(nnx.Module):
-    """Images [B, H, W, channels] -> [B, n, width], a token for each patch, row by row: log2(patch)
-    convolutions of 3 x 3 with stride 2, whose channels double up to `width`, each with LayerNorm
-    and ReLU, then a linear layer (Xiao et al. 2021, "Early convolutions help transformers see
-    better", section 4, whose norm is a BatchNorm).
+    """Images [B, H, W, channels] -> one token per patch [B, n, width], row by row: log2(patch)
+    3 x 3 convolutions with stride 2, whose channels double up to `width`, each with LayerNorm and
+    ReLU, then a linear layer (Xiao et al. 2021, "Early convolutions help transformers see better",
+    section 4, but with LayerNorm instead of BatchNorm).
 
-    patch: a power of 2, at least 2. A token sees 2 patch - 1 pixels a side.
+    patch: a power of 2, at least 2. The receptive field is 2 patch - 1 pixels per side.
     Parameters: "convs/i" (kernel [9 * channels, out], rows ordered by row, column, channel of the
     window, and bias), "norms/i", "out".
     """
@@ -44,9 +44,9 @@ class ConvStem(nnx.Module):
 
 
 def windows(x: jax.Array) -> jax.Array:
-    """[B, H, W, C] -> [B, H/2, W/2, 9 C]: what each place of a 3 x 3 convolution with stride 2 and
-    padding 1 sees. A product with these is the convolution; in a loop of steps XLA's own takes ten
-    times as long on a CPU."""
+    """[B, H, W, C] -> [B, H/2, W/2, 9 C], the inputs at each position of a 3 x 3 convolution with
+    stride 2 and padding 1. The convolution becomes a matrix product, because XLA's own takes ten
+    times as long inside a loop of steps on a CPU."""
     x = jnp.pad(x, ((0, 0), (1, 0), (1, 0), (0, 0)))
     rows, columns = x.shape[1] - 1, x.shape[2] - 1
     shifts = itertools.product(range(_SIDE), repeat=2)
@@ -56,14 +56,14 @@ def windows(x: jax.Array) -> jax.Array:
 
 
 def kernels(patch: int, channels: int, width: int) -> list[tuple[int, int]]:
-    """The shape of each convolution's kernel."""
+    """Shapes of the convolutions' kernels, as matrices."""
     count = patch.bit_length() - 1
     sizes = [channels, *(max(1, width >> i) for i in reversed(range(count)))]
-    return [(_SIDE**2 * before, after) for before, after in itertools.pairwise(sizes)]
+    return [(_SIDE**2 * fan_in, fan_out) for fan_in, fan_out in itertools.pairwise(sizes)]
 
 
 def products(patches: int, patch: int, channels: int, width: int) -> int:
-    """Multiply-adds for an image of so many patches."""
+    """Multiply-adds for an image of `patches` patches."""
     total = patches * width * width
     for i, (rows, columns) in enumerate(kernels(patch, channels, width), 1):
         total += patches * (patch >> i) ** 2 * rows * columns

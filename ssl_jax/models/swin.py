@@ -1,9 +1,9 @@
 """Swin transformer (Liu et al. 2021, "Swin transformer: hierarchical vision transformer using
-shifted windows"), as EsViT, iBOT and SOP train it: attention within windows, which every second
-block shifts; after each stage four neighbouring tokens become one of twice the width.
+shifted windows"), as trained by EsViT, iBOT and SOP: attention within windows, which every second
+block shifts; after each stage, four adjacent tokens are merged into one of twice the width.
 
-`vit.vit` makes it of a config with `stages`: same calls, same tokens. `config.patch` is the side
-of a token of the last stage (32 pixels with four stages), and so are masks.
+`vit.vit` builds it from a config with `stages`, with the same interface. `config.patch` is the side
+of a token in the last stage (32 pixels with four stages), to which masks also refer.
 """
 
 import functools
@@ -20,16 +20,17 @@ from ssl_jax.models import stack
 from ssl_jax.models.shape import Tokens, ViTConfig
 from ssl_jax.ops import patchify
 
-_APART = -100.0  # added to the scores of tokens that were no neighbours before the shift
+_APART = -100.0  # added to scores between tokens that are adjacent only because of the shift
 
 
 class Swin(nnx.Module):
     """The network of a config with `stages`, see `vit.vit`.
 
     Parameters: "patch" (kernel [side * side * channels, d_0], rows ordered by row, column and
-    channel), "patch_norm", "mask_token" [1, d_0], "norm", and of each stage "stages/i/blocks" (each
-    array [depth_i, ...]; "attn/relative_bias" is [(2 w - 1)^2, heads], by the distance in rows and
-    columns) and but for the last "stages/i/merge_norm", "stages/i/merge" (kernel [4 d_i, 2 d_i]).
+    channel), "patch_norm", "mask_token" [1, d_0], "norm"; for each stage "stages/i/blocks" (each
+    array [depth_i, ...]; "attn/relative_bias" is [(2 w - 1)^2, heads], indexed by the offset in
+    rows and columns); for all but the last "stages/i/merge_norm" and "stages/i/merge" (kernel
+    [4 d_i, 2 d_i]).
     """
 
     def __init__(self, key: jax.Array, config: ViTConfig):
@@ -55,9 +56,9 @@ class Swin(nnx.Module):
         norm_layers: bool = True,
         attention: bool = False,
     ) -> Tokens:
-        """See `apply` in `vit.vit`. masks: [B, n] for the tokens of the last stage. layers: blocks
-        of all stages in one count; those before the last stage have smaller patches and widths, and
-        no norm."""
+        """See `apply` in `vit.vit`. masks: [B, n] for the last stage's tokens. layers: block
+        indices counted over all stages; outputs before the last stage have smaller patches and
+        widths, and no norm."""
         c = self.config
         scales = None
         if keys is not None and c.drop_path > 0:
@@ -66,21 +67,21 @@ class Swin(nnx.Module):
         inner = {-1: self._tokens(x, False)}
         for i, (depth, stage) in enumerate(zip(c.stages, self.stages, strict=True)):
             last, stop = i == len(c.stages) - 1, start + depth
-            wanted = {j - start for j in layers if start <= j < stop}
+            requested = {j - start for j in layers if start <= j < stop}
             part = None if scales is None else scales[start:stop]
-            x, found, weights = stage(x, part, wanted, attention and last)
+            x, outputs, weights = stage(x, part, requested, attention and last)
             norm = last and norm_layers
-            inner |= {start + j: self._tokens(y, norm) for j, y in found.items()}
+            inner |= {start + j: self._tokens(y, norm) for j, y in outputs.items()}
             x, start = x if last else stage.merged(x), stop
-        whole = self._tokens(x)
-        return whole._replace(layers={i: inner[i] for i in sorted(layers)}, attention=weights)
+        result = self._tokens(x)
+        return result._replace(layers={i: inner[i] for i in sorted(layers)}, attention=weights)
 
     def _tokens(self, x, norm=True):
         x = self.norm(x) if norm else x
         return Tokens(None, x.reshape(x.shape[0], -1, x.shape[-1]), None, {}, None)
 
     def _embed(self, images, masks):
-        """Images [B, H, W, C] -> [B, h, w, d_0] (float32), the grid of the first stage."""
+        """Images [B, H, W, C] -> [B, h, w, d_0] (float32) on the first stage's grid."""
         c = self.config
         b, height, width, _ = images.shape
         mean, std = (jnp.array(values, jnp.float32) for values in (c.mean, c.std))
@@ -95,13 +96,13 @@ class Swin(nnx.Module):
 
 
 class _Stage(nnx.Module):
-    """Blocks on one grid, and what makes the next one of it."""
+    """Blocks on one grid, and the merging of its tokens for the next stage."""
 
     def __init__(self, key: jax.Array, config: ViTConfig, index: int):
         c, after = config, len(config.stages) - 1 - index
         width, native = c.width >> after, c.image_size // (c.patch >> after)
         self.width, self.depth, self.scan, self.remat = width, c.stages[index], c.scan, c.remat
-        # The windows are those of the native grid, whatever the image: one if it is small.
+        # Windows follow the native grid, not the image; a small native grid is one window.
         self.window = min(c.window, native)
         self.shift = c.window // 2 if native > c.window else 0
         build = functools.partial(
@@ -114,9 +115,9 @@ class _Stage(nnx.Module):
             kernel = layers_lib.normal(key_merge, (4 * width, 2 * width), c.init_std)
             self.merge = layers_lib.linear(kernel, c.dtype, bias=False)
 
-    def __call__(self, x, scales, wanted, attention):
-        """x after all blocks, {i: x after block i} for i in wanted, and the weights of the last
-        block."""
+    def __call__(self, x, scales, requested, attention):
+        """x after all blocks, {i: x after block i} for i in `wanted`, and the last block's
+        attention weights or None."""
         graphdef, state = nnx.split(self.blocks, graph=True)
 
         def body(shift):
@@ -127,7 +128,7 @@ class _Stage(nnx.Module):
             return stack.recomputed(one, self.remat, in_scan=self.scan)
 
         inputs, outputs, weights = (state, scales), {}, None
-        if self.scan and not self.shift and not wanted and not attention:
+        if self.scan and not self.shift and not requested and not attention:
             return jax.lax.scan(body(0), x, inputs)[0], {}, None
         for i, row in enumerate(stack.apart(inputs, self.depth)):
             shift = self.shift * (i % 2)
@@ -135,13 +136,13 @@ class _Stage(nnx.Module):
                 block = nnx.merge(graphdef, row[0])
                 weights = block.weights(x, shift)
             x, _ = body(shift)(x, row)
-            if i in wanted:
+            if i in requested:
                 outputs[i] = x
         return x, outputs, weights
 
     def merged(self, x):
-        """[B, h, w, d] -> [B, h / 2, w / 2, 2 d]: of four neighbours, column by column, a norm and
-        a matrix."""
+        """[B, h, w, d] -> [B, h / 2, w / 2, 2 d]: concatenates four adjacent tokens, column by
+        column, then applies a norm and a linear layer."""
         corners = [x[:, i::2, j::2] for j in range(2) for i in range(2)]
         return self.merge(self.merge_norm(jnp.concatenate(corners, axis=-1))).astype(jnp.float32)
 
@@ -165,7 +166,7 @@ class _Block(nnx.Module):
         )
 
     def __call__(self, x, scale, shift):
-        """scale: of drop-path, [2, B] or None. shift: of the windows, to the right and down."""
+        """scale: drop-path factors [2, B] or None. shift: of the windows, right and down."""
 
         def added(x, branch, which):
             branch = branch.astype(jnp.float32)
@@ -176,20 +177,20 @@ class _Block(nnx.Module):
         return added(x, self.mlp(self.norm2(x)), 1)
 
     def weights(self, x, shift):
-        """Attention weights [B, heads, N, N] of the tokens of all windows; rows sum to 1 less what
-        the padding gets."""
+        """Attention weights [B, heads, N, N] over the whole grid; rows sum to 1 minus the weight on
+        padding."""
         b, height, width, _ = x.shape
         _, weights = self.attn(self.norm1(x), shift)
-        places, _ = self.attn.windows(height, width, shift)
+        indices, _ = self.attn.windows(height, width, shift)
         count = height * width
-        whole = jnp.zeros((b, weights.shape[2], count, count), jnp.float32)
-        for i, place in enumerate(places):
-            whole = whole.at[:, :, place[:, None], place[None]].set(weights[:, i], mode="drop")
-        return whole
+        full = jnp.zeros((b, weights.shape[2], count, count), jnp.float32)
+        for i, index in enumerate(indices):
+            full = full.at[:, :, index[:, None], index[None]].set(weights[:, i], mode="drop")
+        return full
 
 
 class _Attention(nnx.Module):
-    """Self-attention among the tokens of a window, with a learned bias for each distance."""
+    """Self-attention within windows, with a learned bias per relative position."""
 
     def __init__(self, key: jax.Array, width: int, heads: int, window: int, config: ViTConfig):
         key1, key2, key3 = jax.random.split(key, 3)
@@ -202,21 +203,21 @@ class _Attention(nnx.Module):
     def __call__(self, x, shift):
         """[B, h, w, d] -> [B, h, w, d] and the weights [B, windows, heads, w^2, w^2] (float32)."""
         b, height, width, d = x.shape
-        places, regions = self.windows(height, width, shift)
-        # The padding, all zeros, is seen like any token: the published code masks nothing else.
+        indices, regions = self.windows(height, width, shift)
+        # Zero padding is attended to like any token; the published code does not mask it.
         tokens = jnp.pad(x.reshape(b, height * width, d), ((0, 0), (0, 1), (0, 0)))
-        parts = self.qkv(tokens[:, places]).reshape(b, *places.shape, 3, self.heads, -1)
+        parts = self.qkv(tokens[:, indices]).reshape(b, *indices.shape, 3, self.heads, -1)
         q, k, v = (parts[:, :, :, i] for i in range(3))
         scores = jnp.einsum("bnqhd,bnkhd->bnhqk", q, k, preferred_element_type=jnp.float32)
         scores = scores / math.sqrt(q.shape[-1]) + self._biases()
         if shift:
-            apart = regions[:, :, None] != regions[:, None, :]
-            scores = scores + jnp.where(apart, _APART, 0.0)[:, None]
+            separate = regions[:, :, None] != regions[:, None, :]
+            scores = scores + jnp.where(separate, _APART, 0.0)[:, None]
         weights = jax.nn.softmax(scores, axis=-1)
         out = jnp.einsum("bnhqk,bnkhd->bnqhd", weights.astype(v.dtype), v)
         out = self.proj(out.reshape(b, -1, d))
         back = np.empty(height * width + 1, np.int64)
-        back[places.reshape(-1)] = np.arange(places.size)
+        back[indices.reshape(-1)] = np.arange(indices.size)
         return out[:, back[:-1]].reshape(b, height, width, d), weights
 
     def windows(self, height, width, shift):
@@ -235,38 +236,37 @@ class _Attention(nnx.Module):
 def _windows(
     height: int, width: int, window: int, shift: int, shift_first: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each window, which token has each of its places (height * width: the padding at the right
-    and bottom), and the region of each place, between which a shifted window does not look: two
-    arrays [windows, window^2] int."""
+    """Two int arrays [windows, window^2]: the token index at each position of each window
+    (height * width for padding at the right and bottom), and the region of each position; a
+    shifted window has no attention between regions."""
     padded = [-(-side // window) * window for side in (height, width)]
     below, right = padded[0] - height, padded[1] - width
 
     def shifted(grid):
         return np.roll(grid, (-shift, -shift), (0, 1))
 
-    def whole(grid):
+    def pad(grid):
         return np.pad(grid, ((0, below), (0, right)), constant_values=height * width)
 
     grid = np.arange(height * width).reshape(height, width)
-    grid = whole(shifted(grid)) if shift_first else shifted(whole(grid))
-    # 0, but for the last window (1), of which the end came from the other side (2).
+    grid = pad(shifted(grid)) if shift_first else shifted(pad(grid))
+    # 0, except in the last window: 1, or 2 for rows shifted in from the opposite side.
     axes = [
         (np.arange(side) >= side - window).astype(int) + (np.arange(side) >= side - shift)
         for side in padded
     ]
     regions = 3 * axes[0][:, None] + axes[1]
 
-    def cut(array):
+    def split(array):
         rows, columns = (side // window for side in padded)
         parts = array.reshape(rows, window, columns, window).swapaxes(1, 2)
         return parts.reshape(rows * columns, window * window)
 
-    return cut(grid), cut(regions)
+    return split(grid), split(regions)
 
 
 def forward_flops(config: ViTConfig, height: int, width: int) -> float:
-    """Floating-point operations of the matrix products of one image's forward pass; see
-    `zoo.forward_flops`."""
+    """FLOPs of the matrix products in one image's forward pass; see `zoo.forward_flops`."""
     c, count = config, len(config.stages)
     side = c.patch >> (count - 1)
     total = (height // side) * (width // side) * side**2 * c.in_channels * (c.width >> (count - 1))

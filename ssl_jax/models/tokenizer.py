@@ -1,4 +1,4 @@
-"""A frozen image tokenizer: images to one code per cell. STELLAR's published models reconstruct
+"""A frozen image tokenizer from images to one code per cell. STELLAR's published models reconstruct
 such codes instead of pixels.
 
     from ssl_jax.models import tokenizer
@@ -7,8 +7,8 @@ such codes instead of pixels.
     codes = vqgan.encode(params, images)    # [B, 224, 224, 3] in [0, 1] -> int32 [B, 196], 0..1023
 
 The architecture is the VQGAN of MaskGIT (Chang et al. 2022), a VQGAN (Esser et al. 2021) without
-attention, with the parameter names of its PyTorch port. Untested on the real weights: none are at
-hand where the tests run.
+attention, with the parameter names of its PyTorch port. Untested on the published weights, which
+the test machines lack.
 """
 
 import functools
@@ -42,11 +42,11 @@ class Tokenizer(NamedTuple):
     cell: side of a cell, pixels.
     shapes: parameters of the encoder ("encoder", "quantize") as jax.ShapeDtypeStruct.
     load(path, decoder=False) -> params as NumPy arrays; with decoder=True also "decoder". Raises
-      InputError, which says what to fetch.
+      InputError, naming the file to fetch.
     encode(params, images, dtype="float32") -> codes: images float [B, H, W, 3] in [0, 1], H and W
       multiples of cell; int32 [B, H W / cell^2], row by row, in [0, K), or K where the image is not
       finite. Group norms and distances stay float32.
-    decode(params, codes, grid) -> images: int [B, h w] of a grid (h, w) to float32
+    decode(params, codes, grid) -> images: codes int [B, h w] of a grid (h, w); float32
       [B, h cell, w cell, 3] in [0, 1].
     """
 
@@ -69,7 +69,7 @@ def maskgit_vqgan(
     """The VQGAN of MaskGIT; the defaults are those of the published weights.
 
     Raises:
-      ValueError: `channels` is no multiple of 32.
+      ValueError: `channels` is not a multiple of 32.
     """
     if channels < 1 or channels % _GROUPS:
         raise ValueError(f"channels is {channels}; it must be a multiple of {_GROUPS}")
@@ -80,7 +80,7 @@ def maskgit_vqgan(
         parts = ("encoder", "quantize", "decoder") if decoder else ("encoder", "quantize")
         return {name: shape for name, shape in layout.items() if name.split(".")[0] in parts}
 
-    # A run asks for the same file when it is checked, planned and started.
+    # A run reads the same file when it is checked, planned and started.
     @functools.lru_cache(maxsize=2)
     def read(path, changed, decoder):
         del changed
@@ -98,7 +98,7 @@ def maskgit_vqgan(
         x = _encoder(params["encoder"], images.astype(dtype), len(multipliers), blocks)
         x = x.astype(jnp.float32)
         codebook = params["quantize"]["embedding"]["kernel"]
-        # |x - e|^2 without |x|^2, which is the same for all codes.
+        # |x - e|^2 without |x|^2, which is equal for all codes.
         product = jnp.einsum("bhwe,ke->bhwk", x, codebook, precision=jax.lax.Precision.HIGHEST)
         distance = jnp.square(codebook).sum(axis=-1) - 2 * product
         finite = jnp.isfinite(distance).all(axis=-1)
@@ -120,20 +120,19 @@ def maskgit_vqgan(
 
 
 class Target(NamedTuple):
-    """What a decoder should say about each patch of an image: its pixels, or its code.
+    """A decoder's reconstruction target for each patch: its pixels, or its code.
 
     width: outputs per patch.
-    codes: whether they are logits of codes.
+    codes: whether the outputs are logits of codes.
     shapes: the tree of `constants` as jax.ShapeDtypeStruct.
-    constants(path) -> arrays that the target needs and that are never trained: {} or
-      {"tokenizer": ...}, NumPy float32, read from the file at `path` and checked. Raises InputError
-      (MissingFile if there is no file).
+    constants(path) -> frozen arrays of the target: {} or {"tokenizer": ...}, NumPy float32, read
+      from the file at `path` and checked. Raises InputError (MissingFile if there is no file).
     encode(constants, images, dtype="float32") -> [B, n, width] pixels or int32 [B, n] codes, of
       images [B, H, W, 3] in [0, 1].
     show(outputs, grid) -> pixels [B, H, W, 3] in [0, 1], or codes int [B, h, w], from outputs
       [B, n, width] for a grid (h, w) of patches.
-    decode(path, codes) -> images in [0, 1] of codes [B, h, w], with the tokenizer's decoder, which
-      is read from the file at `path`. Raises InputError.
+    decode(path, codes) -> images in [0, 1] of codes [B, h, w], by the tokenizer's decoder from the
+      file at `path`. Raises InputError.
     """
 
     width: int
@@ -146,11 +145,12 @@ class Target(NamedTuple):
 
 
 def target(kind: str, patch: int, vqgan: Tokenizer | None = None, channels: int = 3) -> Target:
-    """The target "pixel", or "vq" (one code of `vqgan`, by default MaskGIT's, per patch) for
-    patches of that many pixels, of images of that many channels.
+    """The target "pixel", or "vq" (one code of `vqgan` per patch; default: MaskGIT's).
+
+    patch: side in pixels. channels: of the images.
 
     Raises:
-      ValueError: another kind. InputError: codes of other images than RGB.
+      ValueError: another kind. InputError: "vq" for images that are not RGB.
     """
     if kind == "pixel":
         return _pixels(patch, channels)
@@ -190,7 +190,7 @@ def _codes(patch: int, vqgan: Tokenizer) -> Target:
         return outputs.argmax(axis=-1).reshape(-1, *grid)
 
     def decode(path, codes):
-        # The decoder's weights are needed for pictures alone, so they are no constants of a run.
+        # Only pictures need the decoder's weights, so they are not among a run's constants.
         grid = codes.shape[1:]
         cells = jnp.reshape(codes, (len(codes), -1))
         images = vqgan.decode(vqgan.load(path, decoder=True), cells, grid)
@@ -200,8 +200,8 @@ def _codes(patch: int, vqgan: Tokenizer) -> Target:
 
 
 def resize(images: jax.Array, height: int, width: int) -> jax.Array:
-    """Images [B, H, W, 3] resampled as the official code does for patches of 14 px: torch's
-    bicubic, without antialias.
+    """Resamples images [B, H, W, 3] by torch's bicubic without antialiasing, as the official code
+    does for patches of 14 px.
     """
     if images.shape[1:3] == (height, width):
         return images
@@ -247,8 +247,8 @@ def _decoder(params, x, levels: int, blocks: int):
 def _residual(params, x):
     y = _conv(params["conv1"], jax.nn.silu(_group_norm(params["norm1"], x)))
     y = _conv(params["conv2"], jax.nn.silu(_group_norm(params["norm2"], y)))
-    # Where the width changes the published network takes the shortcut from the branch's OUTPUT, not
-    # from its input.
+    # If the width changes, the published network applies the shortcut to the branch's OUTPUT, not
+    # to its input.
     return y + (_conv(params["nin_shortcut"], y) if "nin_shortcut" in params else x)
 
 
@@ -271,7 +271,7 @@ def _group_norm(params, x):
     return (y.reshape(x.shape) * params["scale"] + params["bias"]).astype(x.dtype)
 
 
-# Weights: {published name: shape in PyTorch's layout}, and reading them.
+# Weights: their layout {published name: shape in PyTorch's order}, and reading them.
 
 
 def _layout(channels, multipliers, blocks, num_codes, code_width) -> dict[str, tuple[int, ...]]:
@@ -315,22 +315,21 @@ def _layout(channels, multipliers, blocks, num_codes, code_width) -> dict[str, t
 
 
 def _path(name: str) -> str:
-    """Where a published parameter lies in our tree: weights of norms are "scale", all others
-    "kernel".
-    """
+    """The path of a published parameter in our tree; norm weights are "scale", others "kernel"."""
     *parts, leaf = name.split(".")
     weight = "scale" if parts[-1].startswith("norm") else "kernel"
     return "/".join((*parts, weight if leaf == "weight" else leaf))
 
 
 def _ours(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[out, in, height, width] -> [height, width, in, out]; others stay."""
+    """Shape of a published array in our tree: [out, in, height, width] -> [height, width, in,
+    out]; others are unchanged."""
     return (*shape[2:], shape[1], shape[0]) if len(shape) == 4 else shape
 
 
 def _read(path: str, layout: dict[str, tuple[int, ...]]):
     arrays = weights.read(path, "tokenizer", FETCH)
-    # A whole model may hold the tokenizer under a prefix ("tokenizer.", "module.tokenizer.").
+    # A file of a larger model has a prefix such as "tokenizer." or "module.tokenizer.".
     known = "encoder.conv_in.weight"
     prefix = next(
         (name.removesuffix(known) for name in sorted(arrays, key=len) if name.endswith(known)), ""

@@ -1,5 +1,5 @@
-"""Vision transformer (Dosovitskiy et al. 2021) as self-supervised methods use it: any image size,
-masks, queries, registers, drop-path.
+"""Vision transformer (Dosovitskiy et al. 2021) for self-supervised methods: any image size, masks,
+queries, registers, drop-path.
 
     from ssl_jax.models import vit
     model = vit.vit(vit.ViTConfig(width=192, depth=12, heads=3, patch=16, image_size=224))
@@ -26,14 +26,13 @@ from ssl_jax.ops import patchify
 
 @functools.cache
 def vit(config: ViTConfig) -> Model:
-    """The network of that config as init(key) -> params and apply(params, images, ...) -> Tokens
-    (see `apply` in this function).
+    """The network of a config as init(key) -> params and apply(params, images, ...) -> Tokens (see
+    `apply` in this function).
 
     Parameters: "patch" (kernel [patch * patch * channels, d], rows ordered by row, column, channel
     within the patch; or those of `stem.ConvStem`), "cls" [1, d], "position" [(1 if cls) + n, d]
-    (class token's code first; learned codes alone), "registers" [r, d], "queries" [q, d],
-    "mask_token" [1, d], "blocks" (of all blocks: each array is [depth, ...]), "norm". With
-    `config.stages`: see `swin.Swin`.
+    (class token's code first; only if learned), "registers" [r, d], "queries" [q, d], "mask_token"
+    [1, d], "blocks" (each array [depth, ...]), "norm". With `config.stages`: see `swin.Swin`.
     """
     build = swin.Swin if config.stages else _ViT
     model = functional(functools.partial(build, config=config), build.__call__)
@@ -52,33 +51,33 @@ def vit(config: ViTConfig) -> Model:
         """Encodes images.
 
         Args:
-          params: what init returned. A "mask_token" that this config does not own is ignored, so
-            that a clean (teacher or evaluation) pass can read the student's tree.
+          params: parameters from init. A "mask_token" is ignored if this config has none, so that
+            a clean (teacher or evaluation) pass can use the student's tree.
           images: float [B, H, W, channels] in [0, 1]; H and W multiples of the patch.
-          masks: bool [B, n], True = the patch embedding is replaced by the mask token before
-            position codes are added.
+          masks: bool [B, n], True = the mask token replaces the patch embedding before position
+            codes are added.
           keep: int32 [B, m], indices of the patches to keep; the others are dropped after position
-            codes were added.
-          keys: [B] typed PRNG keys, one per image, for drop-path and what rotary position codes
-            draw; None = neither.
-          layers: block indices whose outputs to return too, -1 = what enters the first;
-            norm_layers: after the final norm.
+            codes are added.
+          keys: [B] typed PRNG keys, one per image, for drop-path and the augmentation of rotary
+            position codes; None = neither.
+          layers: indices of blocks whose outputs are also returned, -1 = the input of the first;
+            norm_layers: whether to apply the final norm to them.
           attention: also return the last block's attention weights.
 
         Raises:
-          ValueError: a shape, dtype or index that does not fit, by name.
+          ValueError: an invalid shape, dtype or index, named in the message.
         """
         if not config.mask_token:
             params = {name: value for name, value in params.items() if name != "mask_token"}
         check_inputs(config, images, masks, keep, keys, layers)
-        what = tuple(layers), norm_layers, attention
-        return model.apply(params, images, masks, keep, keys, *what)
+        outputs = tuple(layers), norm_layers, attention
+        return model.apply(params, images, masks, keep, keys, *outputs)
 
     return model._replace(apply=apply)
 
 
 def module(config: ViTConfig, key: jax.Array) -> "_ViT":
-    """The network as a flax.nnx.Module, to be part of another one."""
+    """The network as a flax.nnx.Module, for use inside another module."""
     return _ViT(key, config)
 
 
@@ -91,8 +90,8 @@ class _ViT(nnx.Module):
             conv = stem.ConvStem(keys[0], c.patch, c.in_channels, d, c.norm_eps, c.dtype)
             self.patch: nnx.Module = conv
         else:
-            # torch's default for convolutions, which DINO's initialisation leaves alone: it follows
-            # the patch size, 0.02 would not.
+            # torch's default for convolutions, which DINO keeps and which scales with the patch
+            # size, unlike init_std.
             self.patch = layers_lib.linear(
                 layers_lib.uniform(keys[0], (c.patch * c.patch * c.in_channels, d)), c.dtype
             )
@@ -150,8 +149,8 @@ class _ViT(nnx.Module):
         return tokens(x, inner, weights)
 
     def queries_after(self, images: jax.Array, middle: jax.Array | None) -> jax.Array:
-        """The query tokens [B, q, d] after the final norm, with codes [depth - 1, N, d] added to
-        all tokens after every block but the last."""
+        """The query tokens [B, q, d] after the final norm; `middle` [depth - 1, N, d] is added to
+        the tokens after every block but the last."""
         c = self.config
         codes = None if middle is None else jnp.pad(middle, ((0, 1), (0, 0), (0, 0)))
         x = self._embed(images, None, None)
@@ -182,8 +181,8 @@ class _ViT(nnx.Module):
         return jnp.concatenate(parts, axis=1)
 
     def _codes(self, grid):
-        """Position codes of the class token ([1, d], or 0) and of the patches [n, d] for an image
-        of that grid.
+        """Position codes of the class token ([1, d], or 0) and of the patches ([n, d], or 0) for
+        an image with this grid.
         """
         c = self.config
         if c.position == "rope":
@@ -201,7 +200,7 @@ class _ViT(nnx.Module):
         return codes[: int(c.cls)], resize(codes[int(c.cls) :])
 
     def _rotation(self, images, keep, keys):
-        """How queries and keys of all tokens turn; None with other position codes."""
+        """The rotation of queries and keys of all tokens; None without RoPE."""
         c, (_, height, width, _) = self.config, images.shape
         if c.position != "rope":
             return None
@@ -218,7 +217,7 @@ class _ViT(nnx.Module):
         With scan, the stack is split only where an output is requested.
         """
         c, depth = self.config, self.config.depth
-        # The last block runs by itself if it has to show its weights.
+        # The last block runs separately if its attention weights are requested.
         stacked = depth - 1 if attention else depth
         outputs, start, weights = {-1: x}, 0, None
         for stop in sorted({i + 1 for i in layers if 0 <= i < stacked} | {stacked}):

@@ -1,4 +1,4 @@
-"""Named sizes of vision transformers, and what a model costs."""
+"""Named sizes of vision transformers, and the cost of a model."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class Size(NamedTuple):
     width: int
     depth: int
     heads: int
-    # the patch side the size is usually published with; taken where the config gives patch = 0
+    # the usual patch side of published models; used if the config has patch = 0
     patch: int
     stages: tuple[int, ...] = ()
 
@@ -40,14 +40,15 @@ def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViT
     """The ViTConfig of a config's `model` section.
 
     Args:
-      section: anything that maps names to values (ConfigDict, dict): `size` and fields of
-        ViTConfig. A named size fixes width, depth and heads (the section may leave them 0 or repeat
-        them) and a patch of 0; "custom" takes all from the section.
-      **overrides: fields of ViTConfig that win over the section (a teacher's drop_path=0.0).
+      section: a mapping (ConfigDict, dict) with `size` and fields of ViTConfig. A named size sets
+        width, depth and heads (0 or equal in the section) and, if the section has 0, the patch;
+        "custom" takes all from the section.
+      **overrides: fields of ViTConfig that replace the section's (such as drop_path=0.0 for a
+        teacher).
 
     Raises:
-      InputError: unknown size or field, width, depth or heads that contradict the size, or values
-        ViTConfig refuses.
+      InputError: an unknown size or field; width, depth or heads that contradict the size; a value
+        that ViTConfig refuses.
     """
     values = {name: section[name] for name in section if name not in lora.defaults()} | overrides
     size, fields = values.pop("size"), keys_of(ViTConfig).keys()
@@ -60,21 +61,21 @@ def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViT
     for name in ("mean", "std"):
         if name in values:
             values[name] = tuple(values[name])
-    if isinstance(values.get("remat"), bool):  # of runs before there was a choice
+    if isinstance(values.get("remat"), bool):  # from runs of earlier versions
         values["remat"] = "block" if values["remat"] else "none"
     return ViTConfig(**values | dict(shape))
 
 
 def forward_flops(config: ViTConfig, height: int, width: int, visible: int | None = None) -> float:
-    """Floating-point operations of all matrix products of one image's forward pass (a multiply-add
-    counts as 2), by formula; `flops.matmul_flops` counts any network.
+    """FLOPs of all matrix products in one image's forward pass (a multiply-add counts as 2), by
+    formula; `flops.matmul_flops` counts any network.
 
     Args:
       height, width: image size in pixels.
-      visible: patches that enter the blocks if others are dropped (all are embedded); None = all.
+      visible: number of patches that enter the blocks (all are embedded); None = all.
 
-    Norms, softmax, GELU and the resizing of position codes are left out: together about 1 % at
-    ViT-B/16.
+    The count excludes norms, softmax, GELU and the resizing of position codes, together about 1 %
+    for ViT-B/16.
     """
     if config.stages:
         return swin.forward_flops(config, height, width)
@@ -93,15 +94,15 @@ def forward_flops(config: ViTConfig, height: int, width: int, visible: int | Non
 
 
 def count(params: Any) -> int:
-    """Number of scalars in a tree of arrays or shapes; of a model without allocating anything:
+    """Number of scalars in a tree of arrays or shapes; for a model, without allocation:
     `count(jax.eval_shape(model.init, key))`.
     """
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def defaults() -> dict:
-    """The section `model` of the config: the size, the fields of ViTConfig but `mask_token`, which
-    the method sets, and what adapters there are."""
+    """The section `model` of the config: the size, the fields of ViTConfig (except `mask_token`,
+    which the method sets) and the keys of adapters."""
     fields = keys_of(ViTConfig)
     del fields["mask_token"]
     size = key("s", "name of a size", choices=(*SIZES, "custom"), free=True)
@@ -109,10 +110,10 @@ def defaults() -> dict:
 
 
 def model_shape(section: ConfigDict | Mapping[str, Any]) -> tuple[int, int, int]:
-    """(width, depth, heads) of a `model` section (a Mapping), from its size or set by hand.
+    """(width, depth, heads) of a `model` section (a Mapping), by its named size or its own keys.
 
     Raises:
-      InputError: an unknown size, or a contradiction.
+      InputError: an unknown size, or keys that contradict it.
     """
     size = section["size"]
     check_choice("model.size", size, (*SIZES, "custom"))
@@ -136,14 +137,14 @@ def model_shape(section: ConfigDict | Mapping[str, Any]) -> tuple[int, int, int]
 
 
 def stages(section: ConfigDict | Mapping[str, Any]) -> tuple[int, ...]:
-    """Blocks of each stage, () for a plain vision transformer, of a `model` section. Raises
-    InputError for a contradiction."""
-    size, given = section["size"], tuple(section.get("stages", ()))
+    """Blocks of each stage of a `model` section; () for a plain vision transformer. Raises
+    InputError if they contradict the size."""
+    size, blocks = section["size"], tuple(section.get("stages", ()))
     if size == "custom":
-        return given
-    if given not in ((), SIZES[size].stages):
+        return blocks
+    if blocks not in ((), SIZES[size].stages):
         raise InputError(
-            f'model.stages is {given} but model.size "{size}" has {SIZES[size].stages or "none"};'
+            f'model.stages is {blocks} but model.size "{size}" has {SIZES[size].stages or "none"};'
             ' set model.size="custom" or model.stages=()'
         )
     return SIZES[size].stages

@@ -1,1 +1,1 @@
-"""What every run needs whatever it computes: signals, progress, processes, meshes, locks."""
+"""Signals, progress, processes, meshes and locks, which every run needs."""

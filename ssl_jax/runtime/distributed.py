@@ -1,4 +1,4 @@
-"""Several processes as one run: how they find each other, that they agree, and who is silent."""
+"""Joins several processes into one run, checks that they agree, and gathers values from them."""
 
 import contextlib
 import hashlib
@@ -19,26 +19,26 @@ import numpy as np
 from ssl_jax.config import InputError, refusal
 from ssl_jax.runtime import stop
 
-# A process that is lost ends the others after so many seconds: long enough for a busy machine.
+# Seconds after which a lost process ends the others; a busy machine must not exceed them.
 _HEARTBEAT = 30
-_TOGETHER = 300  # seconds in which all must be there
+_TOGETHER = 300  # seconds within which all processes must have connected
 _LAST = 24 * 3600  # seconds that the others wait at the end, while process 0 draws
-# Words of the errors raised where a process that is gone was waited for.
+# Phrases in the errors of a collective whose peer is gone.
 _LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "heartbeat")
-_SENT = 2**26  # bytes of features that are exchanged at a time
+_SENT = 2**26  # bytes of features exchanged at a time
 
 
 def connect(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Joins the processes of a run; before anything else of JAX.
+    """Joins the processes of a run. Must be called before any other JAX function.
 
     Args:
-      coordinator: address:port of process 0, num_processes and process_id: all three, or none of
-        them under SLURM, Open MPI, on GKE and on TPU slices, where they are found.
+      coordinator: address:port of process 0. Give all three arguments, or none under SLURM,
+        Open MPI, GKE and on TPU slices, where JAX detects them.
 
     Raises:
-      InputError: some are missing, or no such place is found.
+      InputError: only some arguments are given, or JAX detects no cluster.
     """
     given = [x is not None for x in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
@@ -52,7 +52,7 @@ def connect(
         _check_address(coordinator, process_id == 0)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise InputError(f"--process-id is {process_id}; it must lie in [0, {num_processes})")
-    # With all three, JAX must not look around: it would leave a process one GPU of its machine.
+    # JAX's cluster detection would restrict each process to one GPU of its machine.
     method = "deactivate" if all(given) else None
     try:
         with _announced(coordinator, num_processes, process_id):
@@ -74,15 +74,15 @@ def connect(
         ) from error
 
 
-def _check_address(coordinator: str, mine: bool) -> None:
-    """Raises InputError for a name that means no machine, and for a port of this one that is taken:
-    of the first JAX says nothing for minutes, of the second it dies."""
+def _check_address(coordinator: str, is_local: bool) -> None:
+    """Raises InputError for an unknown host name and for a port of this machine that is in use.
+    JAX waits for minutes on the first and aborts on the second."""
     host, _, port = coordinator.rpartition(":")
     try:
         if not 0 < int(port) < 2**16:
             raise OSError("no such port")
         socket.getaddrinfo(host.strip("[]"), port)
-        if mine:
+        if is_local:
             socket.create_server(("", int(port))).close()
     except OSError as error:
         raise InputError(
@@ -93,7 +93,7 @@ def _check_address(coordinator: str, mine: bool) -> None:
 
 @contextlib.contextmanager
 def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
-    """Prints at once who is waited for, and ends the process with a line when nobody came."""
+    """Prints which processes are awaited, and ends this one with a message when none connects."""
     who = "this process" if coordinator is None else f"process {process_id} of {num_processes}"
     awaited = "process 0" if process_id else "the others"
     whom = f"{awaited}{f' at {coordinator}' if coordinator else ''}"
@@ -119,30 +119,29 @@ def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Keeps several processes together: one that fails ends at once, which the others notice; at
-    the end each waits for all.
+    """Ends a failing process at once, so that the others notice, and synchronises all at the end.
 
-    Left to Python and JAX, a process with an error would wait for the others before it ends, while
-    they wait for it in the next exchange.
+    By default JAX makes a failed process wait for the others at exit, while they wait for it in
+    the next collective.
     """
     if jax.process_count() == 1:
         yield
         return
     from jax.experimental import multihost_utils
 
-    # The first coordinates: were it gone before others that get the signal too, JAX would abort
+    # Process 0 coordinates: if it ended before others that got the same signal, JAX would abort
     # them.
     wait = stop.leave_last() if is_first() else 0.0
     try:
         yield
     except stop.Interrupted:
-        # Others may not have got the signal, and would be waited for.
+        # Leave without JAX's shutdown, which would wait for processes that got no signal.
         sys.stdout.flush()
         time.sleep(wait)
         os._exit(stop.EXIT_PREEMPTED)
     except BaseException as error:
         where = f"process {jax.process_index()} of {jax.process_count()}"
-        # A process that is lost while all save may come as an error of the checkpoint.
+        # A process lost during a save may surface as a checkpoint error.
         lost = any(word in str(error) for word in _LOST)
         line = "" if lost else refusal(error)
         if line:
@@ -164,25 +163,25 @@ def together() -> Iterator[None]:
 
 
 def is_first() -> bool:
-    """Whether this process writes what all have in common: logs, tables, pictures."""
+    """Whether this is process 0, which writes the shared logs, tables and pictures."""
     return jax.process_index() == 0
 
 
 def agree(facts: Mapping[str, object]) -> None:
-    """Refuses to continue with processes that differ; all must call it.
+    """Checks that all processes hold equal values. A collective: all processes must call it.
 
-    facts: {name: value that must be the same everywhere}: keys of the config, versions, length of
-    the data.
+    Args:
+      facts: {name: value}, such as config keys, versions and the length of the data.
 
     Raises:
-      InputError: in all, naming what differs, and where.
+      InputError: in every process, naming the values and the processes that differ.
     """
     if jax.process_count() == 1:
         return
     names = sorted(facts)
-    # The names first: two versions of the package may not have the same.
+    # Names first: they may differ between two versions of the package.
     head = gather_array(_digest(names))
-    mine = jax.process_index()
+    rank = jax.process_index()
     if (head != head[0]).any():
         differing = np.flatnonzero((head != head[0]).any(axis=1)).tolist()
         raise InputError(
@@ -194,10 +193,10 @@ def agree(facts: Mapping[str, object]) -> None:
     if not differs.any():
         return
     numbers = np.flatnonzero(differs.any(axis=1)).tolist()
-    what = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
-    shown = ", ".join(f"{name} = {facts[name]!r}" for name in what[:5])
+    differ_in = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
+    shown = ", ".join(f"{name} = {facts[name]!r}" for name in differ_in[:5])
     raise InputError(
-        f"processes {numbers} differ from process 0 in {', '.join(what)} (process {mine} has"
+        f"processes {numbers} differ from process 0 in {', '.join(differ_in)} (process {rank} has"
         f" {shown}); start all processes with the same config, code, packages and data"
     )
 
@@ -207,42 +206,42 @@ def _digest(value: object) -> np.ndarray:
 
 
 def share(indices: np.ndarray, shared: bool = True) -> np.ndarray:
-    """This process's part of the records to be read where all share them, else all of them;
-    `gather_rows` puts the results together."""
+    """This process's part of the record indices, or all of them if `shared` is false;
+    `gather_rows` concatenates the results."""
     if not shared:
         return indices
     return np.array_split(indices, jax.process_count())[jax.process_index()]
 
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
-    """The rows [n, ...] of all processes, one process after the other; n may differ."""
+    """Concatenates the rows [n, ...] of all processes in process order; n may differ."""
     if jax.process_count() == 1:
         return rows
     counts = gather_array(np.asarray([len(rows)]))[:, 0]
-    width = max(1, rows.dtype.itemsize * math.prod(rows.shape[1:]))  # also where there are none
+    width = max(1, rows.dtype.itemsize * math.prod(rows.shape[1:]))  # rows may have no elements
     step = max(1, min(_SENT // (width * jax.process_count()), counts.max()))
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for start in range(0, counts.max(), step):
-        mine = rows[start : start + step]
+        piece = rows[start : start + step]
         padded = np.zeros((step, *rows.shape[1:]), rows.dtype)
-        padded[: len(mine)] = mine
+        padded[: len(piece)] = piece
         for process, part in enumerate(gather_array(padded)):
             parts[process].append(part[: max(0, counts[process] - start)])
     return np.concatenate([np.concatenate(part) for part in parts])
 
 
 def gather_array(value: np.ndarray) -> np.ndarray:
-    """[processes, ...] of an array that every process has one of, in one shape and type."""
+    """Stacks one array per process, of equal shape and type, to [processes, ...]."""
     from jax.experimental import multihost_utils
 
-    # As bytes: JAX would make 32 bits of 64.
+    # As bytes: JAX would truncate 64-bit values to 32 bits.
     raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
     gathered = np.asarray(multihost_utils.process_allgather(raw))
     return gathered.view(value.dtype).reshape(-1, *value.shape)
 
 
 def gather_json(value: Any) -> list:
-    """[value of each process], of values that JSON knows."""
+    """Gathers one JSON-serialisable value per process into a list."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -254,8 +253,7 @@ def gather_json(value: Any) -> list:
 
 
 def local(tree: Any) -> Any:
-    """Arrays of a mesh, whole in the memory of this process, for what a process does by itself. All
-    must call it."""
+    """Gathers the arrays of a mesh into this process's memory. All processes must call it."""
     if jax.process_count() == 1:
         return tree
     from jax.experimental import multihost_utils

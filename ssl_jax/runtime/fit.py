@@ -1,8 +1,8 @@
-"""One trainer for the heads that evaluations fit: one head, or several on the same batches.
+"""Trains the heads of evaluations: one head, or several on the same batches.
 
     fitted = fit(loss, transformation, batches, mesh, steps, params=params)
 
-`begin` and `step` are its pure parts, for a loop inside a compiled function.
+`begin` and `step` are its pure parts, for loops inside a compiled function.
 """
 
 import collections
@@ -19,25 +19,25 @@ from jax.sharding import Mesh
 from ssl_jax.config import InputError
 from ssl_jax.runtime import distributed, sharding
 
-_SECONDS = 60.0  # between two lines about a long training
-_AHEAD = 2  # steps that wait on the device
+_SECONDS = 60.0  # between two progress lines
+_AHEAD = 2  # steps queued on the device
 
-# (params, carry, inputs) -> ({"loss": what is lowered, and its parts to report}, new carry)
+# (params, carry, inputs) -> ({"loss": the minimised scalar, further terms to report}, new carry)
 Loss = Callable[[Any, Any, Any], tuple[dict[str, jax.Array], Any]]
-# (step, *points) -> the optax transformation of that step; its state does not depend on the step
+# (step, *points) -> the optax transformation of this step; its state does not depend on the step
 Transformation = Callable[..., optax.GradientTransformation]
 
 
 class State(NamedTuple):
-    """What a step changes; with several trainings each array is [g, ...]."""
+    """The training state; with g simultaneous trainings each array is [g, ...]."""
 
     params: Any
-    carry: Any  # what the loss hands on from step to step, for example statistics of BatchNorm
+    carry: Any  # passed by the loss from step to step, for example BatchNorm statistics
     moments: Any  # the state of the transformation
 
 
 class Fitted(NamedTuple):
-    """The result of a training, on the host; with several trainings params and carry are [g, ...].
+    """The result on the host; with g simultaneous trainings params and carry are [g, ...].
 
     losses: [steps] float32, or [steps, g].
     """
@@ -47,7 +47,7 @@ class Fitted(NamedTuple):
     losses: np.ndarray
 
     def each(self) -> list["Fitted"]:
-        """Several trainings, one by one."""
+        """Splits simultaneous trainings into one result each."""
 
         def of(i):
             params, carry = jax.tree.map(lambda x: x[i], (self.params, self.carry))
@@ -57,30 +57,30 @@ class Fitted(NamedTuple):
 
 
 def begin(transformation: Transformation, params: Any, carry: Any, points: tuple) -> State:
-    """The state before the first step, in buffers of its own; see `fit` for the arguments."""
+    """The state before the first step, copied from the arguments; see `fit` for them."""
 
-    def one(*point):
+    def init(*point):
         return State(params, carry, transformation(0, *point).init(params))
 
-    return jax.vmap(one)(*points) if _several(points) else jax.tree.map(jnp.copy, one(*points))
+    return jax.vmap(init)(*points) if _several(points) else jax.tree.map(jnp.copy, init(*points))
 
 
 def step(
     loss: Loss, transformation: Transformation, state: State, inputs: Any, index: Any, points: tuple
 ) -> tuple[State, dict[str, jax.Array]]:
-    """The state after one step and the terms of the loss before it; see `fit` for the arguments."""
+    """One step: (new state, loss terms before the update); see `fit` for the arguments."""
 
     def lowered(params, carry):
         terms, carry = loss(params, carry, inputs)
         return terms["loss"], (terms, carry)
 
-    def one(state, *point):
+    def single(state, *point):
         grads, (terms, carry) = jax.grad(lowered, has_aux=True)(state.params, state.carry)
         change = transformation(index, *point)
         updates, moments = change.update(grads, state.moments, state.params)
         return State(optax.apply_updates(state.params, updates), carry, moments), terms
 
-    return jax.vmap(one)(state, *points) if _several(points) else one(state, *points)
+    return jax.vmap(single)(state, *points) if _several(points) else single(state, *points)
 
 
 def fit(
@@ -98,21 +98,21 @@ def fit(
     name: str,
     finite: bool = True,
 ) -> Fitted:
-    """Trains on each of the batches once; a line on the console tells each minute how it goes.
+    """Trains on each batch once and prints a progress line every minute.
 
     Args:
-      loss: of a batch; carry: what it begins with.
-      transformation: see `Transformation`. points: its further arguments, scalars; or arrays [g]
-        for g trainings at once, all from the same start.
-      batches: trees of arrays, their first axis cut over the devices of the mesh; of each, a
-        process gives its own rows. steps: how many there are.
-      params: before the first step; they are copied.
-      prepare: (constants, batch, index of the step) -> inputs of the loss, computed once for all
-        trainings and without a gradient.
-      name: of the evaluation, for messages. finite: whether a loss that is not finite is refused.
+      loss: see `Loss`. carry: its initial carry.
+      transformation: see `Transformation`. points: its further arguments: scalars, or arrays [g]
+        for g simultaneous trainings from the same start.
+      batches: trees of arrays with this process's rows; the first axis is sharded over the mesh.
+      steps: number of batches.
+      params: initial parameters; they are copied.
+      prepare: (constants, batch, step index) -> inputs of the loss, computed once for all
+        trainings, outside the gradient.
+      name: of the evaluation, for messages. finite: whether to refuse a loss that is not finite.
 
     Raises:
-      InputError: no batch, or a loss that is not finite.
+      InputError: there is no batch, or (with `finite`) the loss is not finite.
     """
 
     def advance(state, constants, points, batch, index):
@@ -133,7 +133,7 @@ def fit(
     for index, batch in enumerate(batches):
         state, terms = advance(state, constants, points, sharding.put_batch(batch, mesh), index)
         curve.waiting.append(terms)
-        curve.take(_AHEAD)  # else all batches would go to the device at once
+        curve.take(_AHEAD)  # else all batches would be queued on the device at once
     curve.take(0)
     if not curve.losses:
         raise InputError(f"{name}: there is no batch to train on")
@@ -142,7 +142,7 @@ def fit(
 
 
 class _Curve:
-    """The losses of a training, taken from the device a few steps late."""
+    """Collects the losses of a training from the device, a few steps late."""
 
     def __init__(self, name: str, steps: int, finite: bool):
         self._name, self._steps, self._finite = name, steps, finite
@@ -150,8 +150,8 @@ class _Curve:
         self._reported = time.monotonic()
 
     def take(self, most: int) -> None:
-        """Waits until at most so many steps wait. Raises InputError for a loss that is not finite
-        where `fit` refuses it."""
+        """Fetches losses until at most `most` steps are queued. With `finite`, raises InputError
+        for a loss that is not finite."""
         while len(self.waiting) > most:
             terms = jax.device_get(self.waiting.popleft())
             self.losses.append(terms["loss"])

@@ -1,4 +1,4 @@
-"""One run at a time in a run directory."""
+"""Locks a run directory, so that one run at a time writes to it."""
 
 import contextlib
 import fcntl
@@ -14,24 +14,25 @@ from pathlib import Path
 from ssl_jax.config import InputError, read_json
 
 FILE = "lock.json"
-# What it holds; whether its process holds it by flock, too.
+# Fields of the file with a value of each type; flock: whether the process also holds an flock.
 _EXAMPLES = {"host": "", "boot": "", "process": 0, "flock": False}
-_BEAT = 10.0  # seconds from one sign of life to the next
-_DEAD = 90.0  # seconds without one after which a process of another machine is taken for gone
+_BEAT = 10.0  # seconds between two heartbeats
+_DEAD = 90.0  # seconds without a heartbeat after which another machine's process counts as gone
 
 
 class Lock:
-    """The lock of the run directory `workdir`, which must exist: a file with host and process id.
-    Reading a run needs none.
+    """The lock of an existing run directory `workdir`: a file with host and process id. Readers
+    need no lock.
 
-    A lock that a killed process left is taken over. On one machine, the process holds the file by
-    `flock`, which ends with it. Between machines, whose file systems need not share such locks, the
-    file shows a sign of life every few seconds, and is taken over after 90 seconds without one, as
-    a requeued job does. Ages are differences of times of the directory's own disk, so that clocks
-    may differ.
+    The lock of a killed process is taken over. On one machine, the process also holds an `flock`
+    on the file, which ends with the process. Between machines, whose file systems may not share
+    such locks, the process touches the file every few seconds (a heartbeat), and others take the
+    lock over after 90 seconds without one. Ages are differences of file times on the directory's
+    own disk, so the machines' clocks may differ.
 
-    say: gets a line when another process's lock is waited for or taken over. dead, beat: seconds
-    without a sign of life, and between two of them.
+    Args:
+      say: called with a line when another process's lock is awaited or taken over.
+      dead: seconds without a heartbeat after which a lock is taken over. beat: heartbeat period.
     """
 
     def __init__(
@@ -50,50 +51,50 @@ class Lock:
         self._creating, self._ended = False, threading.Event()
 
     def take(self) -> "Lock":
-        """Raises InputError if another process trains there."""
+        """Acquires the lock. Raises InputError if another process is training in the directory."""
         while not self._created():
             self._remove_of_a_dead_process()
         threading.Thread(target=self._show_life, daemon=True).start()
         return self
 
     def _created(self) -> bool:
-        self._creating = True  # before: a signal may come at once
+        self._creating = True  # set first: a signal may arrive right after the file is created
         try:
             file = self._file.enter_context(self.path.open("x"))
         except FileExistsError:
             self._creating = False
             return False
-        os.register_at_fork(after_in_child=file.close)  # else a child would hold it on
-        with contextlib.suppress(OSError):  # a file system without such locks: ages decide
+        os.register_at_fork(after_in_child=file.close)  # else a child would keep the flock
+        with contextlib.suppress(OSError):  # without flock support, heartbeats decide
             fcntl.flock(file, fcntl.LOCK_EX)
             self._mine["flock"] = True
-        file.write(json.dumps(self._mine))  # last: nobody tries to lock a file that is empty
+        file.write(json.dumps(self._mine))  # last: others do not try to flock an empty file
         file.flush()
         return True
 
     def _remove_of_a_dead_process(self) -> None:
-        """Removes the lock of a process that is gone. Raises InputError if it is not."""
+        """Removes the lock of a dead process. Raises InputError if the process is alive."""
         other, beat = _read(self.path), self._beat()
         if beat is None:
-            return  # it has just ended
+            return  # the other process has just released its lock
         who = f"process {other.get('process')} on {other.get('host')}"
         refused = InputError(
             f"{who} is training in {self.path.parent}; wait for it, stop it, or use another"
             " --workdir"
         )
-        here = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
+        same_machine = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
         live = None
-        if here and other.get("flock"):
+        if same_machine and other.get("flock"):
             live = _is_held(self.path)
-        elif here and not _exists(other.get("process")):
+        elif same_machine and not _exists(other.get("process")):
             live = False
         if live:
             raise refused
-        if live is None and (left := self._dead - self._age(beat)) > 0:
+        if live is None and (remaining := self._dead - self._age(beat)) > 0:
             self._say(
-                f"{who} was just training here; this run starts in {left:.0f} s if it is gone"
+                f"{who} was just training here; this run starts in {remaining:.0f} s if it is gone"
             )
-            until = time.monotonic() + left
+            until = time.monotonic() + remaining
             while time.monotonic() < until:
                 time.sleep(min(1.0, self._dead / 20))
                 if self._beat() is None:
@@ -104,14 +105,14 @@ class Lock:
         self._say(f"{who} is gone and left its run unfinished; taking the run over")
 
     def _beat(self) -> int | None:
-        """The time of the newest sign of life, by the disk's clock; None without a lock."""
+        """Time of the newest heartbeat by the disk's clock, in ns; None without a lock file."""
         try:
             return self.path.stat().st_mtime_ns
         except FileNotFoundError:
             return None
 
     def _age(self, beat: int) -> float:
-        """Seconds since a sign of life, by the disk's clock."""
+        """Seconds since a heartbeat, by the disk's clock."""
         with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{FILE}.") as now:
             return max(0.0, (os.fstat(now.fileno()).st_mtime_ns - beat) / 1e9)
 
@@ -121,18 +122,19 @@ class Lock:
                 os.utime(self.path)
 
     def release(self) -> None:
-        """Lets the next run begin; a second call does nothing."""
+        """Releases the lock; a second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
         with self._file, contextlib.suppress(OSError):
-            # Empty: a signal came while it was being written.
+            # The file is empty if a signal interrupted its writing.
             if self._creating and _read(self.path) in (self._mine, {}):
                 self.path.unlink()
 
 
 def _is_held(path: Path) -> bool | None:
-    """Whether a process of this machine holds the file; None where the file system cannot say."""
+    """Whether a process of this machine holds an flock on the file; None if the file system has no
+    flock."""
     try:
         with path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,12 +148,12 @@ def _is_held(path: Path) -> bool | None:
 
 
 def _exists(process: int | None) -> bool:
-    """Whether this machine has a process of that number."""
+    """Whether a process with this id runs on this machine."""
     try:
         os.kill(process or 0, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # one of somebody else
+    except OSError:  # it belongs to another user
         return True
     return True
 

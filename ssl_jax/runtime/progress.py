@@ -1,10 +1,10 @@
-"""Reports what is being done at the moment from code that takes long to whoever shows it.
+"""Passes the progress of long-running code to a console or other display.
 
     with progress.shown_by(tell):  # a console, for example
         with progress.part("knn", 1, 3), progress.counter(2000, "images") as add:
             add(64)  # tell("knn (1 of 3), 64 of 2000 images")
 
-Without anybody who shows it, nothing happens.
+Outside `shown_by`, reports are dropped.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _PARTS: ContextVar[tuple[str, ...]] = ContextVar("parts", default=())
 
 @contextlib.contextmanager
 def shown_by(tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, `tell` gets a text whenever something new is done; "" = nothing named."""
+    """Inside the block, calls `tell` with a text at each change of progress; "" between parts."""
     tokens = _TELL.set(tell), _PARTS.set(())
     try:
         yield
@@ -28,7 +28,7 @@ def shown_by(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def part(name: str, number: int = 0, of: int = 0) -> Iterator[None]:
-    """Names what the block does, within the parts around it; number: which one `of` how many."""
+    """Names the block's work, below the enclosing parts; this is part `number` of `of`."""
     text = f"{name} ({number} of {of})" if of > 1 else name
     token = _PARTS.set((*_PARTS.get(), text))
     try:
@@ -41,7 +41,7 @@ def part(name: str, number: int = 0, of: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counter(total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """A function that is called with how many more are done, `total` in the end."""
+    """Yields add(count), to call with the items just finished; they sum to `total`."""
     done = 0
 
     def add(count: int) -> None:
@@ -56,7 +56,7 @@ def counter(total: int, unit: str) -> Iterator[Callable[[int], None]]:
 
 
 def speed(images_per_second: float) -> str:
-    """A number of images a second in three digits or more: "1234", "12.3", "0.417"."""
+    """Formats images per second with at least three digits: "1234", "12.3", "0.417"."""
     return f"{images_per_second:.0f}" if images_per_second >= 100 else f"{images_per_second:.3g}"
 
 

@@ -1,5 +1,5 @@
-"""The mesh and where arrays live on it. Batches are sharded over all devices; parameters over the
-axis `fsdp` only.
+"""The device mesh and the sharding of arrays: batches over all devices, parameters over the axis
+`fsdp` only.
 """
 
 import functools
@@ -16,8 +16,8 @@ from ssl_jax.config import InputError, check_multiple, free_on_resume, key
 
 AXES = ("data", "fsdp")
 
-# Fields of the state that every device holds whole, unless the method places them: most memories
-# and all centers are read whole at every step.
+# Fields of the state that are replicated unless the method places them: every step reads most
+# memories and all centers in full.
 _REPLICATED = ("carry", "step", "key", "counters")
 # Smaller arrays are not worth a collective.
 _MIN_SIZE = 2**12
@@ -46,8 +46,10 @@ def check(config: ConfigDict, num_devices: int) -> None:
 
 
 def mesh_shape(data: int, fsdp: int, num_devices: int) -> tuple[int, int]:
-    """Devices along (data, fsdp); data = 0 takes all that are left. Raises InputError if they do
-    not fit.
+    """Devices along (data, fsdp); data = 0 takes all remaining devices.
+
+    Raises:
+      InputError: the mesh does not fit the devices.
     """
     if fsdp < 1 or data < 0:
         raise InputError(
@@ -71,13 +73,13 @@ def mesh_shape(data: int, fsdp: int, num_devices: int) -> tuple[int, int]:
 
 
 def make_mesh(data: int = 0, fsdp: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh ("data", "fsdp").
+    """A mesh with the axes ("data", "fsdp").
 
     Args:
-      data: devices along the batch only; 0 = all devices / fsdp.
-      fsdp: devices that share parameters and moments as well.
-      devices: defaults to all. A single process may use fewer than there are (the first ones);
-        several processes must use all.
+      data: shards of the batch alone; 0 = all devices / fsdp.
+      fsdp: shards of parameters and moments, and of the batch too.
+      devices: default: all. A single process may use the first ones only; several processes must
+        use all.
 
     Raises:
       InputError: the mesh does not fit the devices.
@@ -90,22 +92,21 @@ def make_mesh(data: int = 0, fsdp: int = 1, *, devices: Sequence[jax.Device] | N
             f"mesh.data x mesh.fsdp is {count} devices, but several processes must use all"
             f" {len(devices)}"
         )
-    # In the order of the processes, which is that of the rows of a batch. (jax.make_mesh sorts
-    # devices for a torus, and refuses GPUs of several hosts.) Axes are Auto: Explicit ones, a newer
-    # kind, cannot run ordinary code.
+    # Devices in process order, like the rows of a batch. (jax.make_mesh sorts devices for a torus
+    # and refuses GPUs of several hosts.) Axes are Auto: Explicit ones cannot run ordinary code.
     devices.sort(key=lambda device: (device.process_index, device.id))
     return Mesh(np.array(devices[:count]).reshape(shape), AXES)
 
 
 def mesh_for(rows: int) -> Mesh:
-    """A mesh of this process's devices alone, as many as can share that many rows out evenly."""
+    """A mesh of this process's devices: the largest number of them that divides `rows`."""
     devices = jax.local_devices()
     count = next(n for n in range(len(devices), 0, -1) if rows % n == 0)
     return make_mesh(devices=devices[:count])
 
 
 def on_mesh(function: Callable, mesh: Mesh) -> Callable:
-    """`function`, traced with `mesh` in context, as `by_image` needs it."""
+    """Wraps `function` so that it is traced with `mesh` in context, as `by_image` requires."""
 
     def within(*args):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -115,32 +116,32 @@ def on_mesh(function: Callable, mesh: Mesh) -> Callable:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Every device holds the whole array."""
+    """The sharding in which every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """A sharding of that axis over all devices."""
+    """The sharding of `axis` over all devices."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXES))
 
 
 def param_sharding(
     mesh: Mesh, shape: tuple[int, ...], *, min_size: int | None = None
 ) -> NamedSharding:
-    """Cuts the largest dimension that `fsdp` divides (the first of equals); no such dimension or a
-    small array: whole.
+    """Shards the largest dimension that `fsdp` divides (the first of equals). Small arrays and
+    arrays without such a dimension are replicated.
 
     Args:
-      shape: of the array. min_size: arrays with fewer elements stay whole; None: 4096.
+      shape: of the array. min_size: arrays with fewer elements are replicated; None: 4096.
     """
     least = _MIN_SIZE if min_size is None else min_size
     fsdp = mesh.shape["fsdp"]
     candidates = [i for i, n in enumerate(shape) if n and n % fsdp == 0]
     if fsdp == 1 or not candidates or np.prod(shape) < least:
         return replicated(mesh)
-    cut = max(candidates, key=lambda i: (shape[i], -i))
+    dimension = max(candidates, key=lambda i: (shape[i], -i))
     return NamedSharding(
-        mesh, PartitionSpec(*("fsdp" if i == cut else None for i in range(cut + 1)))
+        mesh, PartitionSpec(*("fsdp" if i == dimension else None for i in range(dimension + 1)))
     )
 
 
@@ -155,20 +156,20 @@ def state_shardings(
     ShapeDtypeStructs.
 
     Parameters, teacher and moments follow `param_sharding`; carry, key, step and counters are
-    replicated; unless `placement` says otherwise.
+    replicated. `placement` takes precedence.
 
     Args:
-      placement: ordered (regular expression of a whole path such as "carry/memory/rows",
-        PartitionSpec over "data" and "fsdp"); the first match counts. An array that the devices do
-        not divide so is replicated.
+      placement: ordered pairs (regular expression of a whole path such as "carry/memory/rows",
+        PartitionSpec over "data" and "fsdp"); the first match counts. An array whose shape the
+        devices do not divide is replicated.
     """
 
     def place(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, spec in placement:
             if re.fullmatch(pattern, name):
-                named = NamedSharding(mesh, spec)
-                return named if _divides(named, leaf.shape) else replicated(mesh)
+                sharding = NamedSharding(mesh, spec)
+                return sharding if _divides(sharding, leaf.shape) else replicated(mesh)
         field = getattr(path[0], "name", getattr(path[0], "key", None))
         return (
             replicated(mesh)
@@ -180,7 +181,7 @@ def state_shardings(
 
 
 def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
-    """Whether an array of this shape can be sharded so."""
+    """Whether an array of this shape can have this sharding."""
     try:
         sharding.shard_shape(shape)
     except ValueError:
@@ -194,53 +195,53 @@ def by_image(
     *,
     dtype: str = "float32",
 ) -> Callable[[Any, Any], Any]:
-    """`function` with each device of the mesh in context (`jax.set_mesh`) at its own images.
+    """Runs `function` on each device's own images, for the mesh in context (`jax.set_mesh`).
 
-    The gradient by the weights is summed over the devices once and in float32, however often
-    `function` uses them. Left to itself, XLA sums each use, inside loops too. Sharded weights
-    are gathered for the call, and their gradient is sharded again as it is summed.
+    The gradient of the weights is summed over the devices once and in float32, however often
+    `function` uses them; XLA alone would sum after each use, even inside loops. Sharded weights
+    are gathered for the call, and their gradient is reduce-scattered.
 
     Args:
-      function: (weights, images) -> results, of which row i depends on row i of `images` alone.
+      function: (weights, images) -> results whose row i depends on row i of `images` alone.
         weights: {field of the state: tree}; images: a tree of arrays [B, ...].
-      placement: as of `state_shardings`, which says where the weights are.
-      dtype: that kernels of the networks are sent in, which is the one they are used in.
+      placement: see `state_shardings`; it gives the sharding of the weights.
+      dtype: compute dtype of the networks, in which their kernels are gathered.
     """
 
-    def apart(weights, images):
+    def per_device(weights, images):
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
             return function(weights, images)
-        places = state_shardings(mesh, weights, placement)
-        specs = jax.tree.map(lambda place: place.spec, places)
+        shardings = state_shardings(mesh, weights, placement)
+        specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
 
-        def on_one(weights, images):
-            def whole(path, cut, spec):
+        def on_device(weights, images):
+            def gather(path, part, spec):
                 trained = getattr(path[0], "key", "") != "constants"
                 kernel = trained and getattr(path[-1], "key", "") == "kernel"
-                return _gathered(cut, spec, dtype if kernel else cut.dtype) if any(spec) else cut
+                return _gathered(part, spec, dtype if kernel else part.dtype) if any(spec) else part
 
-            return function(jax.tree_util.tree_map_with_path(whole, weights, specs), images)
+            return function(jax.tree_util.tree_map_with_path(gather, weights, specs), images)
 
         return jax.shard_map(
-            on_one,
+            on_device,
             in_specs=(specs, PartitionSpec(AXES)),
             out_specs=PartitionSpec(AXES),
-            check_vma=False,  # else the gradient is summed at every use again
+            check_vma=False,  # else the gradient is summed at every use
         )(weights, images)
 
-    return apart
+    return per_device
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gathered(sharded, spec, dtype):
-    """This device's part of an array -> the whole array, sent in `dtype`. Its type stays, so that a
-    gradient is added up in that."""
-    whole = sharded.astype(dtype)
+    """Gathers an array from its shards, sent in `dtype`. The result keeps the input's type, so
+    that gradients are summed in it."""
+    full = sharded.astype(dtype)
     for axis, names in enumerate(spec):
         if names is not None:
-            whole = jax.lax.all_gather(whole, names, axis=axis, tiled=True)
-    return whole.astype(sharded.dtype)
+            full = jax.lax.all_gather(full, names, axis=axis, tiled=True)
+    return full.astype(sharded.dtype)
 
 
 def _gathered_forward(sharded, spec, dtype):
@@ -258,19 +259,19 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
-    """Puts a batch on the mesh, the axis of its rows sharded over all devices.
+    """Puts a batch on the mesh, its rows sharded over all devices.
 
     Args:
-      batch: pytree of arrays that hold THIS process's rows (all rows if there is one
-        process); every process has as many. axis: of the rows.
+      batch: pytree of arrays with THIS process's rows, equally many in every process.
+      axis: of the rows.
 
     Returns:
-      The same pytree of global arrays, rows in the order of the processes.
+      The same pytree of global arrays, rows in process order.
 
     Raises:
-      InputError: the global number of rows does not divide by the number of devices.
+      InputError: the number of devices does not divide the global number of rows.
     """
-    place = batch_sharding(mesh, axis)
+    row_sharding = batch_sharding(mesh, axis)
     processes = len({device.process_index for device in mesh.devices.flat})
 
     def put(path, rows):
@@ -282,8 +283,8 @@ def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
                 f"its rows must divide by {mesh.size} devices"
             )
         if processes == 1:
-            return jax.device_put(rows, place)
+            return jax.device_put(rows, row_sharding)
         shape = (*rows.shape[:axis], rows.shape[axis] * processes, *rows.shape[axis + 1 :])
-        return jax.make_array_from_process_local_data(place, rows, shape)
+        return jax.make_array_from_process_local_data(row_sharding, rows, shape)
 
     return jax.tree_util.tree_map_with_path(put, batch)

@@ -1,8 +1,8 @@
-"""Handles SIGTERM, SIGINT and SIGUSR1, and prints at once what the run will do.
+"""Handles SIGTERM, SIGINT and SIGUSR1, and prints the run's reaction at once.
 
-A run is idle while nothing of it is unsaved (start-up, compiling the first step, the final report):
-then a signal ends it there. While it is busy, a signal waits for the loop, which saves after the
-step and stops. A second SIGINT stops at once; the last checkpoint stays.
+A run is idle while it has nothing unsaved (start-up, compiling the first step, the final report):
+a signal then ends it immediately. While it is busy, the loop finishes the step, saves and stops.
+A second SIGINT stops at once; the last checkpoint remains.
 """
 
 import atexit
@@ -16,62 +16,61 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL: nothing is lost; the same command continues
-EXIT_AT_ONCE = 130  # as shells call an end by SIGINT
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: nothing is lost; the same command resumes
+EXIT_AT_ONCE = 130  # the shells' code for an end by SIGINT
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-PATIENCE = 3.0  # seconds that an idle process has to end by itself, before it is ended
-_SOON = 0.2  # in which it sees the signal itself, unless it is in a library
-_END = b"\0"  # no signal has this number
+PATIENCE = 3.0  # seconds in which an idle process must end by itself, before it is killed
+_SOON = 0.2  # seconds in which the main thread sees a signal, unless it is inside a library
+_END = b"\0"  # ends the watching thread; no signal has this number
 
 
 class Interrupted(BaseException):
-    """A signal ended what was being done; nothing that had to be saved is lost."""
+    """A signal ended the current work; nothing unsaved is lost."""
 
 
 class Stop:
-    """Says whether to stop, and how.
+    """Decides whether and how a run stops.
 
-    All processes must stop at the same step, and one process must not change its mind on the way.
-    So a process that got a signal marks its part of the next batch, and the metrics of that step,
-    which every process reads at the same point of the loop, carry it to all: none waits for an
-    answer.
+    All processes must stop at the same step. A process that got a signal therefore marks its rows
+    of the next batch. The metrics of that step, which every process reads at the same point of the
+    loop, carry the mark to all, without further communication.
 
-    whole: whether the process has nothing to do but this run, so that it may be ended.
+    whole: whether the process exists for this run alone, so that it may be killed.
     """
 
     def __init__(self, whole: bool):
         self.received = self.agreed = False
         self.patience = PATIENCE
-        # Called before the process is ended from outside the main thread: to restore a terminal.
+        # Called before another thread ends the process, for example to restore the terminal.
         self.leaving: list[Callable[[], None]] = []
         self._whole, self._idle, self._raised, self._over = whole, True, False, False
-        self._skipping = ""  # what is left out when a signal comes
+        self._skipping = ""  # answer to a signal during interruptible work
         self._answer = ""
         self._decided = threading.Event()
 
     def idle(self) -> None:
-        """Notes that nothing is unsaved from here on: a signal raises Interrupted, also one that
-        came before."""
+        """Marks that nothing is unsaved: from here on a signal, even an earlier one, raises
+        Interrupted."""
         self._idle = True
         if self.received and not self._raised:
             self._raise()
 
     def busy(self) -> None:
-        """Lets a signal only set `received` from here on."""
+        """From here on, a signal only sets `received`."""
         self._idle = False
 
     def finish(self) -> None:
-        """Ends the process after a signal within `patience`, as nothing is left to do, whatever
-        else it waits for, as Python does for the threads of a reader that hangs."""
+        """After a signal, ends the finished process within `patience` seconds, even if Python
+        still waits for hanging threads, for example of a reader."""
         if self._whole and self.received and not self._over:
             self._over = True
             self._end_later()
 
     def run_interruptible(self, work: Callable[[], None], answer: str) -> None:
-        """Runs `work`, such as an evaluation, and leaves it when a signal comes or came; then
-        `agreed` is set, for the loop to save the step and stop, as `answer` says. For one process:
-        several must stay together."""
+        """Runs `work`, such as an evaluation, and abandons it at a signal, even an earlier one.
+        `agreed` is then set, so that the loop saves and stops; `answer` announces this. Only for
+        runs of a single process."""
         self._skipping, self._idle = answer, True
         try:
             if self.received:
@@ -83,7 +82,7 @@ class Stop:
             self._idle, self._raised, self._skipping = False, False, ""
 
     def mark(self, batch: dict) -> dict:
-        """Adds this process's mark to a batch."""
+        """Adds to a batch whether this process received a signal."""
         import numpy as np  # here, so that signals are handled before anything large is imported
 
         return {**batch, "stop": np.full(len(batch["index"]), self.received)}
@@ -92,7 +91,7 @@ class Stop:
         self.agreed |= bool(metrics.pop("stop"))
 
     def handle(self, number: int, frame: types.FrameType | None) -> None:
-        """Handles a signal, in the main thread: between two lines of Python, so perhaps late."""
+        """Handles a signal in the main thread, possibly late: only between Python bytecodes."""
         again = self.received and number == signal.SIGINT
         if not self.received:
             self.received, self._answer = True, self._what_happens(number)
@@ -103,12 +102,12 @@ class Stop:
             self._raise()
 
     def _raise(self):
-        self._raised = True  # once: not again in what cleans up behind it
+        self._raised = True  # only once, so that clean-up code is not interrupted again
         raise Interrupted
 
     def watch(self, reading: int) -> None:
-        """Answers signals whose numbers come through a pipe: in a thread, so that the answer also
-        comes while the main thread compiles."""
+        """Answers signals whose numbers arrive through a pipe; runs in a thread, so that the answer
+        also appears while the main thread compiles."""
         announced = False
         while (data := os.read(reading, 1)) and data != _END:
             number = data[0]
@@ -116,7 +115,7 @@ class Stop:
                 continue
             if not announced:
                 announced = True
-                # The main thread knows what it will do, unless it is deep in a library.
+                # The main thread decides first, unless it is inside a library.
                 decided = self._decided.wait(_SOON)
                 answer = self._answer if decided else self._what_happens(number)
                 print(f"{signal.Signals(number).name}: {answer}", flush=True)
@@ -139,8 +138,8 @@ class Stop:
                 "stopping now; nothing is lost, run the same command again to resume (exit code"
                 f" {EXIT_PREEMPTED})"
             )
-        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-        return (self._skipping or "saving a checkpoint after this step") + again
+        hint = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        return (self._skipping or "saving a checkpoint after this step") + hint
 
     def _end_later(self):
         ending = threading.Timer(self.patience, self._end_idle)
@@ -148,12 +147,12 @@ class Stop:
         ending.start()
 
     def _end_idle(self):
-        # The main thread is still deep in a library, compiling for example.
+        # The main thread is still inside a library, for example compiling.
         if self._ends() or self._over:
             self._end(EXIT_PREEMPTED)
 
     def _end(self, code):
-        """Ends the process as a kill would, which a run survives at any moment."""
+        """Ends the process without clean-up; a run survives this at any moment."""
         for restore in self.leaving:
             with contextlib.suppress(Exception):
                 restore()
@@ -168,14 +167,14 @@ _current: Stop | None = None
 
 @contextlib.contextmanager
 def listening(*, whole: bool = False) -> Iterator[Stop]:
-    """Signals go to the Stop that is yielded; within another such block to that of the other.
+    """Yields a Stop that receives the signals; a nested block yields the outer one.
 
     whole: see Stop; after the block, signals end the process with EXIT_PREEMPTED. Outside the main
-    thread, where Python has no signals, no Stop gets one.
+    thread, Python delivers no signals to the Stop.
     """
     global _current
     if _current is not None:
-        _handled_by(_current)  # again: JAX takes SIGTERM for itself when processes connect
+        _handled_by(_current)  # again: JAX replaces the SIGTERM handler when processes connect
         yield _current
         return
     if whole:
@@ -188,7 +187,7 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
     os.set_blocking(writing, False)
     watching = threading.Thread(target=stop.watch, args=(reading,), daemon=True)
     watching.start()
-    before = _handled_by(stop)
+    previous = _handled_by(stop)
     woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     _current = stop
     try:
@@ -198,30 +197,30 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         stop.finish()
         stop.busy()
         signal.set_wakeup_fd(woken)
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, _leave if whole else handler)
         os.write(writing, _END)
-        watching.join(PATIENCE)  # a thread that writes to stdout while Python ends makes it abort
+        watching.join(PATIENCE)  # a thread writing to stdout while Python exits makes it abort
         os.close(writing)
         os.close(reading)
 
 
 def leave_last() -> float:
-    """Lets this process, which the others cannot do without, end after them. Returns the seconds
-    that it leaves them."""
+    """Delays the end of the coordinating process until after the others. Returns the seconds by
+    which it must wait."""
     if _current is not None:
         _current.patience = 1.5 * PATIENCE
     return 1.5 * PATIENCE
 
 
 def _handled_by(stop):
-    """Sets the handlers; returns those before."""
+    """Sets the handlers and returns the previous ones."""
     return {number: signal.signal(number, stop.handle) for number in _SIGNALS}
 
 
 def _forgotten(frame: types.FrameType | None) -> bool:
-    """Whether Python would print and forget an exception raised there: where it collects garbage.
-    Then the process is ended a little later, see `Stop.watch`."""
+    """Whether Python would only print an exception raised in this frame, as during garbage
+    collection. `Stop.watch` then ends the process a little later."""
     callbacks = [getattr(function, "__code__", None) for function in gc.callbacks]
     while frame is not None:
         if frame.f_code in callbacks or frame.f_code.co_name == "__del__":
@@ -235,6 +234,6 @@ def _leave(number: int, frame: object) -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignores signals in the last moments of the process, when Python would let one kill it."""
+    """Ignores signals during interpreter shutdown, when the default handler would kill it."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Says where a process hangs."""
+"""Reports where a process hangs."""
 
 import faulthandler
 import sys
@@ -10,14 +10,14 @@ import jax
 
 
 class Watchdog:
-    """Says where a process hangs: in a collective that another one never joined, for example.
+    """Reports where a process hangs, for example in a collective that another one never joined.
 
         watchdog = Watchdog(seconds=600)
-        watchdog.phase("step 12")        # something happened, and this comes next
+        watchdog.phase("step 12")        # begins a new phase
 
-    When a phase lasts longer than that, its name, the process and where each of its threads stands
-    go to stderr; again after twice the time, and so on. A compilation is only named. 0 seconds:
-    never.
+    When a phase lasts longer than `seconds`, its name, the process and the stack of each thread go
+    to `stream` (default: stderr), and again after each doubling of that time. For a compilation no
+    stacks are printed. 0 seconds switch the watchdog off.
     """
 
     def __init__(self, seconds: float, stream: TextIO | None = None):
@@ -42,12 +42,12 @@ class Watchdog:
             if silent > limit:
                 warned, limit = since, 2 * limit
                 compiling = self._compiling
-                what = (
+                message = (
                     f"still {self._name} after {silent:.0f} s; large networks take many minutes"
                     if compiling
                     else f"no progress for {silent:.0f} s in: {self._name}"
                 )
                 where = f"process {jax.process_index()} of {jax.process_count()}"
-                print(f"{where}: {what}", file=self._stream, flush=True)
+                print(f"{where}: {message}", file=self._stream, flush=True)
                 if not compiling:
                     faulthandler.dump_traceback(file=self._stream)

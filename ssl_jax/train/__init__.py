@@ -1,1 +1,1 @@
-"""Training: state, optimizer, schedules, step, loop, checkpoints, sharding and logs."""
+"""Training: state, optimizer, schedules, step, loop, checkpoints and logs."""

@@ -1,5 +1,5 @@
-"""The best network of a run, by one of its scores (`evals.best`), in a file of its own; and whether
-training still helps: a run that starts from good weights can make them worse."""
+"""Saves the best network of a run by one of its scores (`evals.best`), and warns when training
+makes the weights worse that the run started from."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,8 +18,8 @@ FILE = "best.safetensors"
 
 
 class Best:
-    """Follows `evals.best` in the scores of a run, which stand in its evals.jsonl; so a run that is
-    continued goes on with what it had. Of several processes, the first one writes."""
+    """Follows `evals.best` through the scores in a run's evals.jsonl, so that a resumed run knows
+    the earlier ones. Process 0 writes."""
 
     def __init__(self, workdir: Path, config: FrozenConfigDict):
         self._name, self._config, self._workdir = config.evals.best, config, workdir
@@ -27,13 +27,13 @@ class Best:
     def note(
         self, step: int, scores: Mapping[str, float], network: Callable[[], tuple[Any, Any]]
     ) -> str:
-        """Keeps the network if it is the best so far. Call it when the scores are written; all
-        processes must.
+        """Saves the network if it is the best so far. All processes must call it, after the
+        scores are written.
 
-        network: gives weights and constants, on this process; all processes call it, or none.
+        network: returns weights and constants on this process; a collective.
 
         Returns:
-          What to say of it, "" if nothing.
+          A line for the console, or "".
         """
         if not self._name or self._name not in scores:
             return ""
@@ -45,12 +45,12 @@ class Best:
         return text
 
     def _judged(self, step: int, score: float) -> tuple[bool, str]:
-        """Whether a score is the best of the run so far, and what to say of it; the first process
-        alone knows."""
+        """Whether a score is the run's best so far, and the line for the console; valid on process
+        0 alone."""
         name, rows = self._name, log.read_rows(self._workdir / "evals.jsonl")
-        before = [row for row in rows if row["step"] < step and name in row]
-        best = max(before, key=lambda row: row[name], default=None)
-        start = next((row[name] for row in before if row["step"] == 0), None)
+        earlier = [row for row in rows if row["step"] < step and name in row]
+        best = max(earlier, key=lambda row: row[name], default=None)
+        start = next((row[name] for row in earlier if row["step"] == 0), None)
         if best is None or score > best[name]:
             return True, "" if start is None else f"best {name} so far, kept as {FILE}"
         if start is not None and score < start:
@@ -65,6 +65,6 @@ class Best:
         params, constants = jax.tree.map(np.asarray, (params, constants))
         text = config_lib.to_json(self._config)
         notes = {"step": step, "scores": dict(scores)}
-        place, new = self._workdir / FILE, self._workdir / f"new_{FILE}"
+        path, new = self._workdir / FILE, self._workdir / f"new_{FILE}"
         own.write(new, own.Saved(text, params, constants, notes))
-        new.replace(place)
+        new.replace(path)

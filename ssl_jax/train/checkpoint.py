@@ -1,4 +1,4 @@
-"""Orbax checkpoints: the whole TrainState, the data position and the resolved config, written
+"""Orbax checkpoints of the TrainState, the data position and the resolved config, written
 asynchronously and atomically.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _ITEMS = ("state", "meta")
 _NETWORKS = ("params", "teacher")  # fields of the state
-# Of `meta`: the checksum of each array, and that of all else in it.
+# Entries of `meta`: the checksum of each array, and the digest of all other entries.
 _SUMS, _DIGEST = "checksums", "digest"
 
 
@@ -49,9 +49,9 @@ class Checkpoints:
     """The checkpoints of one run, in `folder`/<step>.
 
     A save is written under a temporary name and renamed when complete, so a kill at any moment
-    leaves the last complete one to be found. At most `keep` newest are kept, and for good those at
-    multiples of `keep_every` steps (0 = none) and at the steps `preserved`. Each holds checksums of
-    all it is made of, which are compared when it is read.
+    leaves the last complete one intact. The newest `keep` are kept, and permanently those at
+    multiples of `keep_every` steps (0 = none) and at the steps `preserved`. Reading a checkpoint
+    verifies its checksums.
     """
 
     def __init__(
@@ -91,12 +91,13 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, meta: dict, *, whole: bool = False) -> None:
-        """Starts saving `state` under its step. Returns when the arrays are copied; writing goes on
-        in the background; whole: returns when everything is on disk. Where somebody deletes what is
-        being written, a line says so, and `state` is saved anew.
+        """Saves `state` under its step, and once more if its files are deleted meanwhile. Returns
+        when the arrays are copied, while writing continues in the background.
 
-        Raises InputError if this or the previous save could not be written (for example a full
-        disk).
+        whole: whether to return only when everything is on disk.
+
+        Raises:
+          InputError: this or the previous save could not be written (for example, a full disk).
         """
         path = self.folder / str(int(state.step))
         for lost in (False, True):
@@ -106,7 +107,7 @@ class Checkpoints:
                 raise
             except Exception as error:
                 why = f"a checkpoint was not written: {damage.first_line(error)}"
-                if lost or jax.process_count() > 1:  # a save takes all processes
+                if lost or jax.process_count() > 1:  # saving again would need all processes
                     raise InputError(f"{why} ({path})") from error
                 print(f"  warning: {why}; were files deleted? Saving {path} again", flush=True)
                 self._manager.reload()
@@ -133,22 +134,22 @@ class Checkpoints:
                     raise damage.NotAsSaved(f"step {step} is missing")
 
     def meta(self, step: int) -> dict:
-        """The `meta` that was saved: config, data position, versions, checksums. Raises Damaged,
-        also if something was changed in it."""
+        """The saved `meta`: config, data position, versions, checksums. Raises Damaged, also for a
+        changed entry."""
         with self._damage_named(step):
             meta = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             ).meta
             digest = meta.pop(_DIGEST, None)
-            # Checkpoints of versions without checksums have neither.
+            # Checkpoints of earlier versions have neither digest nor checksums.
             if (digest or _SUMS in meta) and digest != _digest(meta):
                 raise damage.NotAsSaved("wrong checksum of its config or data position")
             return meta
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """Reads the state of `step` onto the shapes and shardings of `abstract`
-        (ShapeDtypeStructs), whatever mesh wrote it. Raises Damaged, or InputError if an intact
-        checkpoint does not fit.
+        """Reads the state of `step` into the shapes and shardings of `abstract` (ShapeDtypeStructs)
+        from a checkpoint of any mesh. Raises Damaged, or InputError if an intact checkpoint does
+        not fit.
         """
         meta = self.meta(step)
         with self._damage_named(step, meta):
@@ -171,32 +172,31 @@ class Checkpoints:
         return TrainState(**tree)
 
     def check(self, step: int) -> int:
-        """Reads everything of `step` into the machine's memory; the number of arrays that had a
+        """Reads the checkpoint of `step` into host memory; returns the number of arrays with a
         checksum. Raises Damaged."""
         try:
             device = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX was configured without the CPU
             device = jax.local_devices()[0]
-        here = jax.sharding.SingleDeviceSharding(device)
-        self.read(step, TrainState._fields, lambda shape: here)
+        on_host = jax.sharding.SingleDeviceSharding(device)
+        self.read(step, TrainState._fields, lambda shape: on_host)
         return len(self.meta(step).get(_SUMS, ()))
 
     def set_aside(self, step: int) -> Path:
-        """Moves the checkpoint of `step` out of the way, next to the others' folder; returns where
-        it is then."""
-        place = aside(self.folder) / str(step)
+        """Moves the checkpoint of `step` into the folder of damaged ones; returns its new path."""
+        target = aside(self.folder) / str(step)
         count = 1
-        while place.exists():
+        while target.exists():
             count += 1
-            place = place.with_name(f"{step}-{count}")
+            target = target.with_name(f"{step}-{count}")
         with disk.readable_errors(self.folder):
-            place.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(exist_ok=True)
             try:
-                (self.folder / str(step)).rename(place)
-            except FileNotFoundError:  # another process did
-                place = place.parent
+                (self.folder / str(step)).rename(target)
+            except FileNotFoundError:  # another process has moved it
+                target = target.parent
         self._manager.reload()
-        return place
+        return target
 
     def read(
         self,
@@ -204,10 +204,10 @@ class Checkpoints:
         fields: tuple[str, ...],
         sharding_of: Callable[[tuple[int, ...]], jax.sharding.Sharding],
     ) -> dict:
-        """Reads fields of the saved TrainState, {"params": tree, ...}, whatever the others are.
-        Every process reads for itself.
+        """Reads some fields of the saved TrainState, {"params": tree, ...}; the other fields need
+        not fit this version. Every process reads by itself.
 
-        sharding_of: of an array's shape. Raises Damaged.
+        sharding_of: shape -> sharding of an array. Raises Damaged.
         """
         folder = self.folder / str(step) / "state"
         meta = self.meta(step)
@@ -251,7 +251,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _damage_named(self, step: int, meta: dict | None = None):
-        """meta: of the checkpoint, where it has been read."""
+        """Names the checkpoint in errors of the block; meta: that of the checkpoint, if read."""
         path = self.folder / str(step)
         with damage.named(path, meta and meta.get("versions")):
             self._check_parts(path, step)
@@ -271,7 +271,7 @@ class Checkpoints:
 
 
 def _stacked(tree):
-    """A network's weights with stacked blocks; earlier versions wrote each block by itself."""
+    """A network's weights with stacked blocks; earlier versions stored each block separately."""
     return tree and trees.nest(trees.stacked(trees.flatten(tree)))
 
 
@@ -280,7 +280,7 @@ def _digest(meta):
 
 
 def _preserved(keep, keep_every, steps):
-    """Orbax's policy for what is not removed."""
+    """Orbax's policy for the checkpoints to keep."""
     policy = ocp.checkpoint_managers
     periodic = (policy.EveryNSteps(keep_every),) if keep_every else ()
     return policy.AnyPreservationPolicy(
@@ -289,8 +289,8 @@ def _preserved(keep, keep_every, steps):
 
 
 def _usable(path: str | Path) -> Path:
-    """The absolute path of a folder of checkpoints. Raises InputError for a name under which
-    TensorStore would write elsewhere, or nothing."""
+    """The absolute path of a checkpoints folder. Raises InputError for a name under which
+    TensorStore would write nothing, or to another place."""
     full = absolute(path)
     if "\\" in str(full) or str(full) != os.fsencode(full).decode(errors="replace"):
         raise InputError(f"{str(full)!r}: checkpoints need a name in UTF-8, without a backslash")
@@ -298,7 +298,7 @@ def _usable(path: str | Path) -> Path:
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
-    """Splits what a user gives (run directory, its checkpoints folder, or one step's folder) into
+    """Splits a user's path (run directory, its checkpoints folder, or one step's folder) into
     (checkpoints folder, step or None). The name of a run directory may be a number.
     """
     path = absolute(path)
@@ -310,14 +310,13 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
 
 
 def aside(folder: Path) -> Path:
-    """Where damaged checkpoints of a checkpoints folder go."""
+    """The folder that damaged checkpoints of a checkpoints folder are moved to."""
     return folder.with_name("damaged")
 
 
 def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
-    """work(checkpoints, step) for the newest intact checkpoint of a run directory, or for the one
-    whose folder is given; nothing there is changed. A damaged one is named, and the one before it
-    is taken.
+    """Calls work(checkpoints, step) for the newest intact checkpoint of a run directory, or for
+    the checkpoint at `path`, and changes no file. Prints a warning for each damaged one.
 
     Raises InputError if there is no complete checkpoint, Damaged if none is intact.
     """
@@ -327,11 +326,11 @@ def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
         steps = saved.steps() if step is None else [step]
         if not steps:
             raise InputError(f"{folder} holds no complete checkpoint")
-        for place, step in enumerate(reversed(steps), 1):
+        for tried, step in enumerate(reversed(steps), 1):
             try:
                 return work(saved, step)
             except Damaged as error:
-                if place == len(steps):
+                if tried == len(steps):
                     raise
                 print(f"warning: {error}; using an older one", file=sys.stderr, flush=True)
         raise AssertionError("unreachable")
@@ -340,12 +339,12 @@ def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
 
 
 def evaluated(path: str | Path) -> own.Saved:
-    """The network that is evaluated of a run directory, the teacher where there is one, in the
-    machine's memory. Raises as `newest` does."""
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    """The network of a run directory that evaluations use (the teacher if there is one), in host
+    memory. Raises as `newest` does."""
+    on_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def network(saved, step):
-        trees = saved.read(step, _NETWORKS, lambda shape: here)
+        trees = saved.read(step, _NETWORKS, lambda shape: on_device)
         text = saved.meta(step)["config"]
         model = from_json(text).model
         params = lora.network(trees["params"], trees["teacher"], model)
@@ -358,17 +357,16 @@ backbones.register_runs(evaluated)
 
 
 def abstract(state: TrainState, shardings: Any) -> TrainState:
-    """ShapeDtypeStructs of a (possibly abstract) state, carrying shardings, to restore onto."""
+    """ShapeDtypeStructs with shardings of a (possibly abstract) state, to restore into."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings
     )
 
 
 def _quiet():
-    """Leaves only what is raised. Orbax logs every save, and a file that cannot be written makes
-    its threads print hundreds of tracebacks (arrays still under way report to an event loop that is
-    closed by then) around the one error that reaches the caller. One that cannot be read does the
-    same to those read with it."""
+    """Silences Orbax's output, except raised errors. Orbax logs every save; and when one file
+    cannot be written or read, its threads print hundreds of tracebacks (the other arrays report to
+    a closed event loop) around the error that reaches the caller."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings(

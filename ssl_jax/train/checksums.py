@@ -1,6 +1,4 @@
-"""Checksums of arrays: the same on any mesh and any kind of device, so that a checkpoint can say
-what it holds.
-"""
+"""Checksums of the arrays of a checkpoint, equal on every mesh and kind of device."""
 
 from typing import Any
 
@@ -12,11 +10,11 @@ _SEEDS = (0x243F6A88, 0x85A308D3)  # of two sums of 32 bits: any two, here the f
 
 
 def by_array(tree: Any) -> dict[str, str]:
-    """{path: 16 hexadecimal digits} of a pytree of arrays, on one device or sharded over many.
+    """{path: 16 hexadecimal digits} of a pytree of arrays, sharded or not.
 
-    Each element's bits are mixed with its place and added up as integers, so that neither the order
-    of the additions nor the mesh changes the sum, and one flipped bit always does. Runs where the
-    arrays are; all processes must call it.
+    Each element's bits are mixed with its position and summed as integers. Neither the order of
+    the additions nor the mesh changes the sum, and a flipped bit always does. The sums are computed
+    on the arrays' devices; all processes must call this.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     sums = jax.device_get([_sums(array) for _, array in leaves])
@@ -41,13 +39,13 @@ def _bits(array):
         array = jax.random.key_data(array)
     if array.dtype == bool:
         return array.astype(jnp.uint32)
-    # Wider numbers become several of 32 bits, along an axis more.
+    # A wider number becomes several 32-bit ones along a further axis.
     kind = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
     return jax.lax.bitcast_convert_type(array, kind).astype(jnp.uint32)
 
 
 def _mix(x):
-    """Murmur hash 3's last step: a bijection of 32 bits in which each bit decides about all."""
+    """MurmurHash3's finaliser: a bijection of 32 bits in which each input bit affects all."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
     return x ^ (x >> 16)

@@ -1,5 +1,5 @@
-"""Clipping of gradients as torch's clip_grad_norm_ does it: of each tensor by itself, of groups of
-them, or of all together."""
+"""Gradient clipping with the formula of torch's clip_grad_norm_: per tensor, per group, or
+globally."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ from ssl_jax import trees
 
 
 class Clipped(NamedTuple):
-    """gradients: {path: array}. norm: of all of them before clipping, those that are frozen left
-    out. share: of the groups, how many were clipped."""
+    """gradients: {path: array}. norm: global norm before clipping, without frozen tensors.
+    share: fraction of the groups that were clipped."""
 
     gradients: dict[str, jax.Array]
     norm: jax.Array
@@ -26,10 +26,10 @@ def make(
     """Builds clip(gradients {path: float32 array}, epoch).
 
     Args:
-      groups: {path: names}; tensors with one name are clipped by their joint norm, None = not
-        clipped. One name for an array, or one for each row of a stack, which counts as a tensor.
-      starts: {path: [number of names]}, the first epoch at which each is trained; before it, its
-        norm is 0.
+      groups: {path: names}, with one name for an array, or one for each row of a stack. Tensors
+        of the same name are clipped by their joint norm; None = not clipped.
+      starts: {path: [number of names]}, the first epoch in which each is trained; earlier, its
+        norm counts as 0.
       limit: largest norm. The factor is min(1, limit / (norm + 1e-6)).
     """
     names = [name for block_names in groups.values() for name in block_names]
@@ -44,13 +44,13 @@ def make(
         for path, block_names in groups.items():
             gradient, start = gradients[path], starts[path]
             rows = 1 if len(block_names) > 1 else 0
-            # Never reshaped: a sharded gradient would be gathered for it.
+            # Not reshaped first: this would gather a sharded gradient.
             square = jnp.square(gradient).sum(range(rows, gradient.ndim)).reshape(-1)
             squares.append(jnp.where(epoch >= start, square, 0) if start.any() else square)
         all_squares = jnp.concatenate(squares)
         norms = jnp.sqrt(jnp.where(member, all_squares, 0).sum(1))
         factors = jnp.minimum(1.0, limit / (norms + 1e-6))
-        # What belongs to no group has index -1.
+        # Tensors without a group have index -1.
         by_path = jnp.split(jnp.append(factors, 1.0)[index], ends[:-1])
         clipped = {
             path: gradients[path] * trees.along(factor, gradients[path])

@@ -1,5 +1,5 @@
-"""How a run goes, for people: one live line on a terminal, else plain lines for a log file; and the
-clock behind it, in which compiling, evaluating and saving are no training.
+"""Shows the progress of a run: one live line on a terminal, else plain lines for a log file. Its
+clock counts only training, without compilation, evaluation and saving.
 """
 
 import contextlib
@@ -24,26 +24,26 @@ from ssl_jax.train import log, step
 from ssl_jax.train.eta import Eta
 
 _BAR = 24  # characters
-_LIVE = 4  # refreshes of the live line a second
-_JOIN = 5  # seconds in which a thread ends
-_SLOW = 5  # seconds from which a step is said to be under way
+_LIVE = 4  # refreshes of the live line per second
+_JOIN = 5  # seconds to wait for the end of the thread
+_SLOW = 5  # seconds after which the live line names the current step
 
 
 class Took:
-    """How long a phase took, in seconds: whole, and what the compiler had of it."""
+    """Duration of a phase in seconds, and the part of it that was compilation."""
 
     seconds = compiling = 0.0
 
 
 class Console:
-    """Says where a run is and measures its speed; of several processes the first one prints, and
-    each has a watchdog.
+    """Shows the state of a run and measures its speed. Process 0 prints; every process has a
+    watchdog.
 
         with Console(run) as console:
             console.begin(at)
             with console.phase("evaluating at step 50"): ...
 
-    At the latest after `log.every_seconds` without a line, a line says what is being done.
+    After `log.every_seconds` without a line, it prints the current activity.
     """
 
     def __init__(self, run: Any):
@@ -57,11 +57,11 @@ class Console:
         self._doing, self._detail = "starting", ""  # "" = training
         self._opened = time.perf_counter()
         self._doing_since = self._spoken = self._began = self._opened
-        self._apart = 0.0  # seconds since the beginning that were no training
-        self._paused: float | None = None  # since when there is no training
+        self._apart = 0.0  # seconds since the beginning spent outside training
+        self._paused: float | None = None  # time at which training was paused
         self._at = 0  # the last finished step, and its scalars
         self._metrics: dict = {}
-        self._shown: dict | None = None  # the last row, and where the clock stood at it
+        self._shown: dict | None = None  # the last row, and the clock's values at it
         self._row, self._row_training, self._waited, self._row_waited = 0, 0.0, 0.0, 0.0
         self._ended = threading.Event()
         self._live: Live | None = None
@@ -89,45 +89,46 @@ class Console:
         self._ended.set()
         self._watchdog.close()
         if self._speaker is not None:
-            # Python aborts when a thread still writes to stdout while it ends.
+            # Python aborts if a thread writes to stdout during interpreter shutdown.
             self._speaker.join(_JOIN)
         self.restore()
 
     def restore(self) -> None:
-        """Gives the terminal back."""
+        """Removes the live line from the terminal."""
         if self._live is not None:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a permanent line."""
         if self._first:
             with self._lock:
                 self._spoken = time.perf_counter()
                 if self._live is None:
-                    print(f"{text}\n", end="", flush=True)  # at once: a signal prints a line too
-                else:  # as it is: rich would break paths at the edge, and read [brackets]
+                    print(f"{text}\n", end="", flush=True)  # in one write: signals print lines too
+                else:  # verbatim: rich would break paths at the edge and interpret [brackets]
                     plain: dict = dict(markup=False, highlight=False, emoji=False)
                     self._live.console.print(text, soft_wrap=True, **plain)
 
     def close(self, workdir: Path, scored: bool) -> None:
-        """The last lines of a run: where its results are, and what to run next."""
-        near = workdir.is_relative_to(Path.cwd())
-        place = shlex.quote(str(workdir.relative_to(Path.cwd()) if near else workdir))
-        left = "results.txt, pictures/ and checkpoints/" if scored else "checkpoints/"
+        """Prints the last lines of a run: the place of its results and the next commands."""
+        is_below = workdir.is_relative_to(Path.cwd())
+        path = shlex.quote(str(workdir.relative_to(Path.cwd()) if is_below else workdir))
+        contents = "results.txt, pictures/ and checkpoints/" if scored else "checkpoints/"
         took = log.clock(time.perf_counter() - self._opened)
-        self.say(f"finished in {took}; {place} holds {left}")
-        score = f"ssl-jax eval {place}" + ("" if scored else " --add=knn")
-        self.say(f"next: {score}   ssl-jax report {place}")
+        self.say(f"finished in {took}; {path} holds {contents}")
+        score = f"ssl-jax eval {path}" + ("" if scored else " --add=knn")
+        self.say(f"next: {score}   ssl-jax report {path}")
 
-    # --- what is being done
+    # --- current activity
 
     @contextlib.contextmanager
     def phase(self, name: str, *, compiling: bool = False) -> Iterator[Took]:
-        """The block is `name`, which is no training; what it tells `progress` is shown."""
+        """Shows the block as `name`, with its reports to `progress`, and excludes its time from
+        training."""
         took, compiled = Took(), _compiler.seconds
         began = time.perf_counter()
         paused, self._paused = self._paused, began if self._paused is None else self._paused
-        before = self._doing
+        outer = self._doing
         self._doing, self._doing_since = name, began
         self._watchdog.phase(name, compiling=compiling)
         try:
@@ -139,7 +140,7 @@ class Console:
             self._paused = paused
             if paused is None:
                 self._apart += now - began
-            self._doing, self._doing_since = before, now
+            self._doing, self._doing_since = outer, now
             self._detail = ""
             self._watchdog.phase("the next step")
 
@@ -148,11 +149,11 @@ class Console:
         self._watchdog.phase(f"{self._doing}: {text}")
 
     def now(self, name: str) -> None:
-        """What comes next in a step, for the watchdog."""
+        """Tells the watchdog the next part of a step."""
         self._watchdog.phase(name)
 
     def begin(self, at: int) -> None:
-        """Training begins, after step `at`; the clock starts."""
+        """Starts the clock of training, after step `at`."""
         self._doing = ""
         self._began = self._doing_since = time.perf_counter()
         self._apart = 0.0
@@ -160,37 +161,37 @@ class Console:
         self._eta.begin(at)
 
     def waiting(self, fetch: Callable[[], Any]) -> Any:
-        """Runs `fetch` and books its time as waiting for input."""
+        """Runs `fetch` and counts its time as waiting for input."""
         began = time.perf_counter()
         result = fetch()
         self._waited += time.perf_counter() - began
         return result
 
     def finished(self, done: int, metrics: dict) -> None:
-        """A step is finished. metrics: its scalars, on the device."""
+        """Records that step `done` is finished. metrics: its scalars, on the device."""
         self._at, self._metrics = done, metrics
         self._doing_since = time.perf_counter()
         self._eta.step(done, self.training())
 
     def evaluated(self, at: int, took: Took) -> None:
-        """An evaluation during training is over."""
+        """Records the time of an evaluation during training."""
         self._eta.evaluated(at, took.seconds - took.compiling)
 
     def saved(self, at: int, took: Took) -> None:
-        """A checkpoint is on its way."""
+        """Records the time that saving a checkpoint took from training."""
         self._eta.saved(at, took.seconds)
 
     # --- numbers
 
     def training(self) -> float:
-        """Seconds of training since the beginning."""
+        """Seconds of training since `begin`."""
         now = time.perf_counter()
         paused = 0.0 if self._paused is None else now - self._paused
         return now - self._began - self._apart - paused
 
     def timing(self, done: int) -> dict:
-        """Clock columns since the last row, of training alone; `seconds` since the beginning are of
-        everything."""
+        """Clock columns since the last row, which count training alone; only `seconds` is all time
+        since `begin`."""
         columns = self._speed(done)
         self._row, self._row_training, self._row_waited = done, self.training(), self._waited
         return columns
@@ -207,7 +208,7 @@ class Console:
         }
 
     def _mfu(self, rate):
-        """Share of the devices' peak that the model's FLOPs take; None where that is not known."""
+        """Model FLOPs utilisation; None if the devices' peak is unknown."""
         peak = log.peak_flops(self._devices)
         return None if peak is None else rate * self._flops / peak
 
@@ -218,14 +219,14 @@ class Console:
     # --- lines
 
     def show(self, row: dict, remarks: Iterable[str] = ()) -> None:
-        """The line of a row of metrics, and remarks below it."""
+        """Prints the line of a row of metrics, and remarks below it."""
         self._shown = row
         self.say(log.progress_line(row, self._total, str(self._eta)))
         for text in remarks:
             self.say(f"  {text}")
 
     def _text(self) -> str:
-        """What is being done, in one line."""
+        """The current activity in one line."""
         since = log.clock(time.perf_counter() - self._doing_since)
         if self._doing:
             detail = f": {self._detail}" if self._detail else ""
@@ -234,20 +235,19 @@ class Console:
             return f"step {self._at + 1}/{self._total} ... {since}"
         row = self._shown
         if self._at > self._row or row is None:
-            named = {name: self._metrics[name] for name in ("loss", "lr")}
-            row = {"step": self._at, **log.scalars(named), **self._speed(self._at)}
+            values = {name: self._metrics[name] for name in ("loss", "lr")}
+            row = {"step": self._at, **log.scalars(values), **self._speed(self._at)}
         text = log.progress_line(row, self._total, str(self._eta))
         slow = time.perf_counter() - self._doing_since > _SLOW
         return f"{text}  (step {self._at + 1} ... {since})" if slow else text
 
     def _speak_up(self):
-        """Writes a line when none was written for long; runs in a thread."""
+        """Prints the current activity after a long silence; runs in a thread."""
         while not self._ended.wait(min(1.0, self._every / 4)):
             if time.perf_counter() - self._spoken >= self._every:
                 self.say(self._text())
 
     def _line(self):
-        """The live line."""
         grid = Table.grid(padding=(0, 1))
         grid.add_column(no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis")
@@ -257,7 +257,7 @@ class Console:
 
 
 class _Compiler:
-    """Adds up the seconds that XLA compiles in this process."""
+    """Sums the seconds that XLA compiles in this process."""
 
     _EVENTS = (
         "/jax/core/compile/jaxpr_to_mlir_module_duration",

@@ -1,5 +1,5 @@
-"""Whether a checkpoint is damaged: what is not as it was saved may be moved out of the way, and
-nothing else, whatever keeps it from being read.
+"""Distinguishes damaged checkpoints, which may be moved away, from intact ones that cannot be read
+for another reason and must stay.
 """
 
 import contextlib
@@ -11,29 +11,29 @@ from pathlib import Path
 from ssl_jax.config import InputError
 from ssl_jax.train import log
 
-# What TensorStore says of bytes that are gone, or not those it wrote: its checksums and decoders.
+# TensorStore's errors about missing or changed bytes, from its checksums and decoders.
 _CONTENT = re.compile("DATA_LOSS|NOT_FOUND|OUT_OF_RANGE|Error decoding|ZSTD_")
 _MACHINE = re.compile("resource_exhausted|out of memory|permission.denied|unavailable", re.I)
-# What a file with other names than were written makes of the code that reads it.
+# Errors of the reading code for a file whose field names have changed.
 _STRANGE = (KeyError, IndexError, AttributeError, TypeError)
 
 
 class Damaged(InputError):
-    """A checkpoint is not what was saved: files are missing or cut short, bits have changed, or its
-    parts are of different ones."""
+    """A checkpoint differs from what was saved: files are missing or truncated, bits have changed,
+    or its parts come from different checkpoints."""
 
 
 class NotAsSaved(ValueError):
-    """A checksum, or a file that is missing or cut short."""
+    """A checksum is wrong, or a file is missing or truncated."""
 
 
 @contextlib.contextmanager
 def named(path: Path, versions: Mapping[str, str | None] | None = None) -> Iterator[None]:
-    """Turns what goes wrong while the checkpoint in `path` is read into one line: Damaged, or an
-    InputError where nothing shows that it is.
+    """Turns errors while reading the checkpoint at `path` into one line: Damaged, or InputError if
+    nothing proves damage.
 
-    versions: of the packages that wrote it. The same ones can read what they wrote, so that what
-    they do not understand has changed.
+    versions: those of the packages that wrote it. If they equal the installed ones, a checkpoint
+    that these do not understand has changed.
     """
     try:
         yield
@@ -48,12 +48,12 @@ def named(path: Path, versions: Mapping[str, str | None] | None = None) -> Itera
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """An error and those that it was made of."""
+    """An error and its causes."""
     return [] if error is None else [error, *chain(error.__cause__ or error.__context__)]
 
 
 def is_of_machine(error: Exception) -> bool:
-    """Whether memory, rights or a disk are at fault."""
+    """Whether memory, permissions or a disk are at fault."""
     return any(
         isinstance(e, MemoryError)
         or (isinstance(e, OSError) and not isinstance(e, FileNotFoundError))
@@ -72,15 +72,15 @@ def _is_damage(error: Exception, same_versions: bool) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without its class where we raised it ourselves."""
+    """The first line of an error, prefixed with its class unless it is a NotAsSaved."""
     lines = str(error).strip().splitlines() or [""]
     ours = isinstance(error, NotAsSaved)
     return (lines[0] if ours else f"{type(error).__name__}: {lines[0]}")[:300]
 
 
 def compare(computed: dict[str, str], saved: dict[str, str] | None) -> None:
-    """Raises NotAsSaved that names arrays with another checksum than was saved; None: there is
-    none."""
+    """Raises NotAsSaved, naming the arrays whose checksum differs from the saved one. saved: None
+    if the checkpoint has no checksums."""
     wrong = [name for name in computed if saved is not None and saved.get(name) != computed[name]]
     if wrong:
         rest = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -88,13 +88,13 @@ def compare(computed: dict[str, str], saved: dict[str, str] | None) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raises NotAsSaved that names a file or array if something of the saved arrays is missing or
-    cut short, and OSError for a file that cannot be read; reads a byte of each file and piece.
+    """Reads one byte of each file and array chunk. Raises NotAsSaved, naming the array, if a chunk
+    is missing or truncated, and OSError for a file that cannot be read.
 
-    Orbax reads all arrays at once, and when one fails the others fill stderr with tracebacks around
-    the line that matters; other files it passes over, and fails later without their names.
+    Without this check, one unreadable array makes Orbax print tracebacks of all the others, and
+    some unreadable files fail later without their names.
     """
-    import tensorstore  # what Orbax stores arrays with
+    import tensorstore  # Orbax's array store
 
     for path in sorted(folder.rglob("*")):
         if path.is_file():

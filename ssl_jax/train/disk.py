@@ -1,4 +1,4 @@
-"""Disks that are full, or that nobody may write to."""
+"""Names full and read-only disks in errors."""
 
 import contextlib
 import errno
@@ -13,8 +13,7 @@ from ssl_jax.config import InputError
 from ssl_jax.train import damage
 from ssl_jax.train.state import TrainState
 
-# Bytes of a checkpoint besides its arrays: names, shardings, config, blocks of the disk that are
-# not full.
+# Bytes of a checkpoint besides its arrays: names, shardings, config, partly filled disk blocks.
 _OVERHEAD = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXT = re.compile("No space left|quota exceeded|RESOURCE_EXHAUSTED")
@@ -42,8 +41,8 @@ def _raw_keys(state):
 
 @contextlib.contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Turns a write that failed for want of space, of a log for example, into one line: an
-    InputError that names the folder.
+    """Turns a write (for example of a log) that fails for lack of space into an InputError that
+    names the folder.
     """
     try:
         yield
@@ -55,8 +54,8 @@ def full_disk_named(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable_errors(folder: Path) -> Iterator[None]:
-    """Turns a full or unwritable disk, which may surface wrapped and at a later call, into one
-    line.
+    """Turns errors of a full or unwritable disk, which may be wrapped or raised by a later call,
+    into one InputError.
     """
     try:
         yield

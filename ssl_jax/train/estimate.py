@@ -1,10 +1,10 @@
-"""What a step would take on devices that need not be here: memory, FLOPs, what is sent, time.
+"""Estimates a step's memory, FLOPs, communication and time on devices that need not be present.
 
     mesh = sharding.make_mesh(devices=estimate.topology("v5e:16x16"))  # or "h100:8"
     step = estimate.compile(config, mesh)         # the actual step, compiled; nothing runs
     estimate.seconds(step.program, estimate.MACHINES["v5e"], mesh.size)
 
-Times are lower bounds from published peaks, each as if nothing else took any.
+Times are lower bounds from published peaks, each as if it were the only cost.
 """
 
 import importlib.util
@@ -29,11 +29,11 @@ FIELDS = ("params", "teacher", "opt_state", "carry", "constants")
 
 
 class Machine(NamedTuple):
-    """A device as its maker describes it; devices.toml says more.
+    """A device's published figures; devices.toml gives the sources.
 
-    flops: {operands of products: FLOP a second}, dense. memory: bytes. memory_rate: bytes a second
-    from and to it. link_rate: bytes a second to other devices of the slice or host, in one
-    direction. reached: the share of memory_rate that a copy gets. target: of a GPU, for XLA.
+    flops: {operand type: dense FLOP/s}. memory: bytes. memory_rate: bytes per second. link_rate:
+    bytes per second to other devices of the slice or host, in one direction. reached: share of
+    memory_rate that a copy attains. target: XLA's name of a GPU, "" for a TPU.
     """
 
     flops: dict[str, float]
@@ -45,27 +45,26 @@ class Machine(NamedTuple):
 
 
 def _machine(bf16: float, tf32: float = 0.0, f32: float = 0.0, **others: Any) -> Machine:
-    # A TPU's float32 product is one pass in bfloat16 by default, and six if exact.
+    # A TPU computes a float32 product in one bfloat16 pass by default, and in six if exact.
     flops = {"bf16": bf16, "f16": bf16, "f32": tf32 or bf16, "f32 x3": bf16 / 3}
     return Machine(flops | {"f32 exact": f32 or bf16 / 6}, **others)
 
 
 _FILE = Path(__file__).with_name("devices.toml")
 MACHINES = {name: _machine(**row) for name, row in tomllib.loads(_FILE.read_text("utf-8")).items()}
-_HOST = 8  # GPUs of one
+_HOST = 8  # GPUs per host
 
 
 class TooLarge(InputError):
-    """A step whose intermediate results alone a device cannot hold."""
+    """The intermediate results of a step alone exceed a device's memory."""
 
 
 class Step(NamedTuple):
     """A compiled step.
 
-    memory: {"params", "teacher", "opt_state", "carry", "constants", "batch", "temporary", and the
-    "images" that the device keeps: bytes on one device}. program: of one device, with kernels
-    unless it is simulated. useful: FLOPs that the model needs, on one device
-    (`step.flops_per_image`).
+    memory: {"params", "teacher", "opt_state", "carry", "constants", "batch", "temporary", and
+    "images" if cached on the device: bytes per device}. program: that of one device, with kernels
+    unless the device is simulated. useful: model FLOPs per device (`step.flops_per_image`).
     """
 
     memory: dict[str, float]
@@ -74,7 +73,7 @@ class Step(NamedTuple):
 
 
 def named(name: str) -> str:
-    """The key of a device in MACHINES, whose letters may be small. Raises InputError."""
+    """The key of a device in MACHINES, in any letter case. Raises InputError."""
     names = {key.lower(): key for key in MACHINES}
     if name.lower() not in names:
         raise InputError(unknown("device", name, list(MACHINES)))
@@ -82,8 +81,9 @@ def named(name: str) -> str:
 
 
 def topology(name: str) -> list[jax.Device]:
-    """The devices of a TPU slice such as "v5e:16x16" (chips), or a number of GPUs, "h100:8",
-    without any. Raises InputError without their compiler, or for a slice that it does not know."""
+    """Descriptions of the devices of a TPU slice such as "v5e:16x16" (chips), or of several GPUs,
+    "h100:8"; none need be present. Raises InputError if their compiler is not installed or does
+    not know the slice."""
     from jax.experimental import topologies
 
     kind, _, size = name.partition(":")
@@ -109,7 +109,7 @@ def topology(name: str) -> list[jax.Device]:
             f"--topology={name} needs Google's compiler for TPUs (about 600 MB):"
             f" {extras.install('tpu')}; or use --devices=N"
         )
-    # One host of the machine that libtpu takes this one for; it asks the network otherwise.
+    # Describe a TPU host to libtpu, which would ask the network otherwise.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nothing runs on a TPU here
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
@@ -127,18 +127,18 @@ def topology(name: str) -> list[jax.Device]:
 
 
 def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
-    """Compiles the step of a resolved config for a mesh, with these options of XLA. Raises TooLarge
-    where the compiler of the devices says so."""
+    """Compiles the step of a resolved config for a mesh, with these XLA options. Raises TooLarge
+    if the compiler reports that it does not fit."""
     method = methods.make(config)
     optimizer, state = setup.on_mesh(method, config, mesh)
     size = (config.data.size or 256,) * 2
     kind = (np.float32 if config.data.range else np.uint8), config.model.in_channels
-    count, place = config.optim.batch_size, config.data.crop_on
-    batch = recipe.abstract_batch(method.views, count, size, place, *kind)
-    cut = sharding.batch_sharding(mesh)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), batch)
-    places = jax.tree.map(lambda x: x.sharding, state)
-    train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, places)
+    count, crop_on = config.optim.batch_size, config.data.crop_on
+    batch = recipe.abstract_batch(method.views, count, size, crop_on, *kind)
+    by_batch = sharding.batch_sharding(mesh)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_batch), batch)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, shardings)
     memory = {name: _bytes_on_device(getattr(state, name)) for name in FIELDS}
     platform = mesh.devices.flat[0].platform
     try:
@@ -165,24 +165,24 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
 
 
 def _for_gpu(lowered: jax.stages.Lowered, **options: Any) -> tuple:
-    """Compiles as `program.compile` does, without autotuning, which needs a GPU."""
+    """Like `program.compile`, but without autotuning, which needs a GPU."""
     options = {"xla_gpu_autotune_level": 0} | options
     try:
         return program.compile(lowered, **options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise
-    # Without trying them XLA has no tiles for some products, or (0.11) for none; cuBLAS needs none.
-    # It has no product of float32 in three passes of bfloat16: XLA writes the parts to memory.
+    # Without autotuning, XLA lacks Triton tiles for some products (version 0.11: for all). cuBLAS
+    # needs none, but has no float32 product in three bfloat16 passes: XLA writes its parts to
+    # memory.
     return program.compile(lowered, **options, xla_gpu_enable_triton_gemm=False)
 
 
 def _temporary(used: Any, simulated: bool) -> float:
-    """Bytes of intermediate results that live at once.
+    """Peak bytes of intermediate results.
 
-    used: what XLA says of a program; its "temp_size" is the space of all of them, of which TPUs
-    need less: they compile programs for which it exceeds their memory. simulated: by a CPU, whose
-    peak leaves them out.
+    used: XLA's memory analysis. Its temp_size is an upper bound: TPUs compile programs for which
+    it exceeds their memory. simulated: compiled for a CPU, whose peak excludes these results.
     """
     if not used:
         return 0.0
@@ -192,7 +192,6 @@ def _temporary(used: Any, simulated: bool) -> float:
 
 
 def _bytes_on_device(tree: Any) -> float:
-    """Bytes of a tree on one device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
@@ -206,13 +205,14 @@ def seconds(
     state_bytes: float = 0.0,
     simulated: bool = False,
 ) -> dict[str, float]:
-    """{"compute", "memory", "communication": seconds a step}.
+    """{"compute", "memory", "communication": seconds per step}.
 
-    Memory: of what the kernels read and write; of a simulated device, which has none, of reading
-    and writing the state once. What products read and write (`program.moved`) may stay on the chip.
+    The memory time covers the kernels' reads and writes or, for a simulated device without
+    kernels, one read and write of the state. `program.moved` is not used, because operands of
+    products may stay on the chip.
 
     state_bytes: bytes of the state on a device. simulated: compiled for a CPU, which multiplies
-    float32 as it is where `machine` takes three passes (`ops.numerics.precision_of`).
+    float32 directly where `machine` takes three passes (`ops.numerics.precision_of`).
     """
     alike = {"f32 exact": "f32 x3"} if simulated else {}
     compute = sum(
@@ -220,12 +220,12 @@ def seconds(
         for kind, number in of_one.flops.items()
     )
     total = 0.0
-    for one in of_one.collectives:
-        count = one.devices or devices
+    for collective in of_one.collectives:
+        count = collective.devices or devices
         share = (count - 1) / count
-        # What a device sends in a ring, as a part of what it holds afterwards.
+        # Bytes that a device sends in a ring, as a fraction of its result.
         parts = {"all-reduce": 2 * share, "reduce-scatter": count - 1, "collective-permute": 1.0}
-        total += parts.get(one.kind, share) * one.bytes * one.times
+        total += parts.get(collective.kind, share) * collective.bytes * collective.times
     return {
         "compute": compute,
         "memory": (of_one.traffic() or 2 * state_bytes) / (machine.memory_rate * machine.reached),

@@ -1,19 +1,19 @@
-"""The time to the end of training."""
+"""Estimates the time to the end of training."""
 
 import collections
 from typing import Any
 
 from ssl_jax.train import log
 
-_WINDOW = 500  # steps whose speed tells how long the next ones take
-_MEASURED = 8  # evaluations, or saves, whose mean tells how long the next ones take
+_WINDOW = 500  # latest steps whose speed predicts that of the next ones
+_MEASURED = 8  # latest evaluations (or saves) whose mean time predicts that of the next ones
 
 
 class Eta:
-    """Estimates the time to the end of training from what steps, evaluations and saves have taken.
+    """Estimates the time to the end of training from measured steps, evaluations and saves.
 
-    As text it also names what it leaves out: evaluations before one was measured, and the final
-    report.
+    `str` also names the parts without an estimate: evaluations before the first measurement, and
+    the final report.
     """
 
     def __init__(self, config: Any):
@@ -26,49 +26,49 @@ class Eta:
         self._steps: collections.deque = collections.deque(maxlen=_WINDOW + 1)
 
     def begin(self, at: int) -> None:
-        """Starts after step `at`."""
+        """Sets the last finished step."""
         self._last = dict.fromkeys(self._every, at)
 
     def step(self, done: int, training: float) -> None:
-        """Notes that a step is finished after so many seconds of training."""
+        """Records that step `done` finished after `training` seconds of training."""
         self._steps.append((done, training))
 
     def evaluated(self, at: int, seconds: float) -> None:
-        """Notes how long the evaluation at step `at` took."""
+        """Records the duration of the evaluation at step `at`."""
         self._note("evaluation", at, seconds)
 
     def saved(self, at: int, seconds: float) -> None:
-        """Notes how long the checkpoint of step `at` took."""
+        """Records the duration of the save at step `at`."""
         self._note("save", at, seconds)
 
-    def _note(self, what, at, seconds):
-        # The first one also opens files and warms up: it counts until there is another.
-        self._count[what] += 1
-        before = self._took[what] if self._count[what] != 2 else []
-        self._took[what], self._last[what] = [*before, seconds][-_MEASURED:], at
+    def _note(self, kind, at, seconds):
+        # The first measurement includes warm-up (opening files); the second one replaces it.
+        self._count[kind] += 1
+        earlier = self._took[kind] if self._count[kind] != 2 else []
+        self._took[kind], self._last[kind] = [*earlier, seconds][-_MEASURED:], at
 
     def left(self) -> tuple[float, int] | None:
-        """Returns (seconds, evaluations that are not in them), None before two steps are
-        finished."""
+        """Returns (seconds, number of evaluations not included), or None before two finished
+        steps."""
         if len(self._steps) < 2:
             return None
         (first, began), (done, now) = self._steps[0], self._steps[-1]
         seconds, unknown = (self._total - done) * (now - began) / (done - first), 0
-        for what, every in self._every.items():
-            # At the end there is a save, but no evaluation: that is part of the report.
-            due = (self._total - 1) // every + (what == "save") if every else 0
-            count = due - self._last[what] // every if every else 0
-            took = self._took[what]
+        for kind, every in self._every.items():
+            # The run ends with a save; its last evaluation is part of the report.
+            due = (self._total - 1) // every + (kind == "save") if every else 0
+            count = due - self._last[kind] // every if every else 0
+            took = self._took[kind]
             if took:
                 seconds += count * sum(took) / len(took)
-            elif what == "evaluation":
+            elif kind == "evaluation":
                 unknown = count
         return seconds, unknown
 
     def __str__(self) -> str:
-        left = self.left()
-        if left is None:
+        remaining = self.left()
+        if remaining is None:
             return "?"
-        seconds, unknown = left
+        seconds, unknown = remaining
         more = f" + {unknown} evaluation{'s' if unknown > 1 else ''}" if unknown else ""
         return log.clock(seconds) + more + self._report

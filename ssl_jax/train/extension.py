@@ -1,8 +1,8 @@
-"""`--extend`: a run continues past its end.
+"""`--extend`: continues a run past its end.
 
-The further ends of a run are the key `optim.extended`; the run's config.json and each checkpoint
-hold it. So a run that was lengthened has the plan of a fresh one with that key, and what the
-schedules do at the ends is a matter of the plan (`train.schedule`).
+The key `optim.extended`, stored in the run's config.json and in each checkpoint, lists the later
+ends of a run. An extended run thus equals a fresh one with that key; `train.schedule` defines the
+schedules at each end.
 """
 
 import os
@@ -13,23 +13,21 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 
-# What `publish` of evals.report leaves at the end of a run; the scores stand last, as what says
-# that there is something to be set aside.
+# Files that `Evaluation.publish` writes at the end of a run. The scores are moved last: while they
+# exist, `set_aside` is incomplete.
 _RESULTS = ("pictures", "results.txt", "results.json")
-_PLAN = ("epochs", "steps", "batch_size")  # of `optim`: what sets the first end
+_PLAN = ("epochs", "steps", "batch_size")  # keys of `optim` that set the first end
 
 
 def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> ConfigDict:
-    """The config with all ends of the run: those that the run in `workdir` was lengthened to
-    before, and `extend`.
+    """The config with all ends of the run in `workdir`: its earlier extensions, and `extend`.
 
-    config: valid or not, not resolved. extend: steps that the run shall have in all; None: no more
-    than it has. An end that the run was lengthened to before changes nothing, so that the same
-    command continues.
+    config: not resolved, valid or not. extend: new total number of steps; None: no extension. An
+    end of an earlier extension changes nothing, so that the same command resumes the run.
 
     Raises:
-      InputError: with `extend`, where `workdir` holds no checkpoint, where the run has so many
-        steps already, or where the config's plan is another than the run's.
+      InputError: with `extend`, if `workdir` holds no checkpoint, if the run already has that many
+        steps, or if the config's plan differs from the run's.
     """
     workdir = Path(workdir)
     if extend is not None and not (done := _steps(workdir)):
@@ -41,15 +39,15 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
         return config if extend is None else _with(config, (*config.optim.extended, extend))
     plan = run.optim
     before = tuple(plan.get("extended", ()))
-    other = next((name for name in _PLAN if config.optim[name] != plan[name]), None)
+    changed = next((name for name in _PLAN if config.optim[name] != plan[name]), None)
     if extend is None or extend in before:
-        longer = other is None and _goes_on(tuple(config.optim.extended), before)
+        longer = changed is None and _extends(tuple(config.optim.extended), before)
         return _with(config, before) if longer else config
-    if other:
+    if changed:
         raise InputError(
-            f"--extend={extend}: optim.{other} is {plan[other]} in {workdir}, but"
-            f" {config.optim[other]} here; --extend changes only the total number of steps, so"
-            f" keep optim.{other}={plan[other]}"
+            f"--extend={extend}: optim.{changed} is {plan[changed]} in {workdir}, but"
+            f" {config.optim[changed]} here; --extend changes only the total number of steps, so"
+            f" keep optim.{changed}={plan[changed]}"
         )
     total = run.run.total_steps
     if extend <= total:
@@ -61,13 +59,13 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
 
 
 def lengthened(stored: FrozenConfigDict, config: ConfigDict) -> FrozenConfigDict:
-    """The config of a checkpoint with the further ends of `config`, if they only add to its own."""
+    """The config of a checkpoint with the later ends of `config`, if these extend its own."""
     before, after = tuple(stored.optim.get("extended", ())), tuple(config.optim.extended)
-    return FrozenConfigDict(_with(stored, after)) if _goes_on(before, after) else stored
+    return FrozenConfigDict(_with(stored, after)) if _extends(before, after) else stored
 
 
 def is_reported(workdir: Path, config: ConfigDict) -> bool:
-    """Whether the results of the end are there, of these evaluations and of this plan."""
+    """Whether `workdir` holds final results of the same evaluations and number of steps."""
     run = recorded(workdir)
     return (
         run is not None
@@ -78,10 +76,8 @@ def is_reported(workdir: Path, config: ConfigDict) -> bool:
 
 
 def set_aside(workdir: Path, step: int) -> None:
-    """Moves the results of the end at `step` into `workdir`/finished_at_STEP, where they are kept.
-
-    A kill at any moment leaves the rest to the next call. Where there are none, or that folder has
-    some, nothing happens.
+    """Moves the results of the end at `step` into `workdir`/finished_at_STEP, unless there are none
+    or that folder already has some. After a kill, the next call moves the rest.
     """
     folder, last = workdir / f"finished_at_{step}", _RESULTS[-1]
     if not (workdir / last).exists() or (folder / last).exists():
@@ -100,8 +96,8 @@ def _steps(workdir: Path) -> list[int]:
 
 
 def recorded(workdir: Path) -> FrozenConfigDict | None:
-    """The config that a run directory was last trained with, None without a readable one: what
-    matters is compared with the checkpoint's anyway."""
+    """The last config of a run directory; None without a readable one, because all important keys
+    are compared with the checkpoint's config anyway."""
     try:
         config = config_lib.from_json((workdir / "config.json").read_text(encoding="utf-8"))
         _ = [config.optim[name] for name in _PLAN], config.run.total_steps
@@ -110,8 +106,8 @@ def recorded(workdir: Path) -> FrozenConfigDict | None:
     return config
 
 
-def _goes_on(before: tuple, after: tuple) -> bool:
-    """Whether `after` has the ends of `before`, and more."""
+def _extends(before: tuple, after: tuple) -> bool:
+    """Whether `after` is `before` with further ends."""
     return before == after[: len(before)] and before != after
 
 

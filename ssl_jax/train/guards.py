@@ -1,4 +1,4 @@
-"""What a run looks out for: steps that are not finite, images that cannot be read."""
+"""Watches a run for non-finite steps and unreadable images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,15 +11,13 @@ from ssl_jax.data import base, listing
 
 
 class NonFinite:
-    """Counts steps in a row whose loss or gradient was not finite; gives up after `limit`
-    of them.
-    """
+    """Ends a run after `limit` consecutive steps with a non-finite loss or gradient (0 = never)."""
 
     def __init__(self, limit: int):
         self._limit, self._row = limit, 0
 
     def check(self, done: int, metrics: Mapping[str, Any]) -> None:
-        """Raises InputError when step `done` was one too many."""
+        """Raises InputError if step `done` reached the limit."""
         if bool(metrics["finite"]):
             self._row = 0
             return
@@ -38,7 +36,7 @@ class NonFinite:
 
 
 class Unreadable:
-    """Lists records whose image could not be read (the next readable one took their place) in
+    """Lists records with an unreadable image, which the next readable one replaces, in
     unreadable.txt: name, tab, reason.
     """
 
@@ -48,14 +46,14 @@ class Unreadable:
         self._named = {line.split("\t")[0] for line in text.splitlines()}
 
     def note(self, batch: Mapping[str, Any]) -> None:
-        """Adds those of a batch."""
+        """Adds the unreadable records of a batch."""
         for index in np.asarray(batch["index"])[np.asarray(batch["replaced"])].tolist():
             name = _in_line(self._records.name(index))
             if name not in self._named:
                 self._named.add(name)
                 reason = _in_line(base.why_unreadable(self._records, index))
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                # A short line at once: processes append to one file without mixing theirs.
+                # One short write per line: several processes append to the same file.
                 with open(self._path, "a", encoding="utf-8") as f:
                     f.write(f"{name}\t{reason}\n")
                 print(
@@ -66,5 +64,5 @@ class Unreadable:
 
 
 def _in_line(text):
-    """Text as it can stand in a column of a line; names of files may hold any bytes."""
+    """Escapes text for a tab-separated column; file names may hold any bytes."""
     return listing.readable(text).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

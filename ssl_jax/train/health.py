@@ -1,18 +1,18 @@
-"""Is it stable, is it learning: reports each warning of the method's metrics once, and once for a
-curve that rises that this is expected.
+"""Reports the health of a run: each warning of the method about its metrics once, and once that a
+rising curve is expected.
 """
 
 import statistics
 
 from ssl_jax.methods import Method
 
-_ROWS = 5  # whose mean is compared, so that noise does not count as a rise
-_RISE = 0.03  # relative, from which a curve rises
+_ROWS = 5  # rows whose mean is compared, so that noise does not count as a rise
+_RISE = 0.03  # relative increase that counts as a rise
 
 
 class Monitor:
-    """Watches metric rows; a warning that stands for `patience` rows in a row is reported once, and
-    again only after it went away.
+    """Watches metric rows. A warning is reported once it has lasted `patience` consecutive rows,
+    and again only if it returns after a pause.
     """
 
     def __init__(self, method: Method, patience: int = 3):
@@ -20,10 +20,11 @@ class Monitor:
         self._seen: dict[str, int] = {}
         self._rises = {name: m for name, m in method.meanings.items() if m.rises_with}
         self._rows: list[dict] = []
-        self._lowest: dict[str, tuple[float, float]] = {}  # of a curve, and what it rises with then
+        # {curve: (its lowest mean, the mean of its `rises_with` curve at that time)}
+        self._lowest: dict[str, tuple[float, float]] = {}
 
     def __call__(self, row: dict) -> list[str]:
-        """What is new at this row: "warning: ..." with the likely cause, and "note: ..."."""
+        """The new lines at this row: "warning: ..." with the likely cause, and "note: ..."."""
         current = self._method.health(row)
         kinds = {text.split(":")[0]: text for text in current}
         self._seen = {kind: self._seen.get(kind, 0) + 1 for kind in kinds}
@@ -43,7 +44,7 @@ class Monitor:
             if mean < lowest:
                 self._lowest[name] = mean, other
             elif mean > lowest + _RISE * abs(lowest) and other > other_then:
-                # Of curves that rise for the same reason the first one is enough.
+                # Among curves that rise for the same reason, only the first is reported.
                 self._rises = {n: m for n, m in self._rises.items() if m.why != meaning.why}
                 return [f"{name} is rising, which is expected here: {meaning.why}"]
         return []

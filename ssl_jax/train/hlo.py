@@ -1,6 +1,6 @@
-"""A program of XLA (HLO), read from its text: computations, instructions, types, source lines.
+"""Parses the text of an XLA program (HLO): computations, instructions, types, source lines.
 
-Everything that knows how XLA writes a program is here; `program` adds up what it finds.
+Only this module depends on the text format; `program` sums its results.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ COLLECTIVES = (
     "collective-permute",
 )
 _PACKAGE = "/ssl_jax/"
-# An array type with its layout: f32[8,16]{1,0}. Its first number is the width in bits; pred is a
-# byte. After the tiles of a TPU's layout, S(1) says that the array never leaves the chip.
+# An array type with its layout: f32[8,16]{1,0}. The first number is the width in bits; a pred takes
+# one byte. S(1) after the tiles of a TPU layout marks an array that never leaves the chip.
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\](?:\{[\d,]*(:T\([^}]*S\(1\)[^}]*\})?)?")
 
 
@@ -38,7 +38,7 @@ class Array:
 
 
 def arrays(type_: str) -> list[Array]:
-    """The arrays of a type, which may be a tuple of them."""
+    """The arrays of a type, which may be a tuple."""
     return [
         Array(name, int(bits or 8), tuple(int(d) for d in shape.split(",") if d), bool(chip))
         for name, bits, shape, chip in _ARRAY.findall(type_)
@@ -47,7 +47,8 @@ def arrays(type_: str) -> list[Array]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
-    """kind: "all-reduce", "dot", ... text: all of it. type: of the result, "f32[8,16]{1,0}"."""
+    """kind: "all-reduce", "dot", ... text: the whole line. type: of the result, such as
+    "f32[8,16]{1,0}"."""
 
     name: str
     kind: str
@@ -57,7 +58,7 @@ class Instruction:
 
     @property
     def base(self) -> str:
-        """The kind of what one that begins ("all-reduce-start") or ends ("-done") does."""
+        """The kind without the suffix of asynchronous pairs ("-start", "-done")."""
         return self.kind.removesuffix("-start").removesuffix("-done")
 
     @property
@@ -73,24 +74,23 @@ class Instruction:
         return self.arrays[0].shape
 
     def bracketed(self, pattern: str) -> str | None:
-        """The part of the text that stands in the brackets of a pattern; None if it is not
-        there."""
+        """The first group of a pattern's match in the text; None without a match."""
         match = re.search(pattern, self.text)
         return match and match[1]
 
     def named(self, *attributes: str) -> list[str]:
-        """Computations that attributes name."""
+        """Names of the computations in these attributes."""
         texts = (self.bracketed(rf"\b{a}=(\{{[^}}]*\}}|%?[\w.\-]+)") or "" for a in attributes)
         return [name.strip("%{} ") for names in texts for name in names.split(",") if name]
 
 
 class Module:
-    """computations: {name: instructions, operands before their users}. entry: name of the first
-    one to run."""
+    """computations: {name: instructions, operands before their users}. entry: name of the main
+    computation."""
 
     def __init__(self, text: str):
         module = _hlo.hlo_module_from_text(text)
-        text = module.to_string()  # which numbers the lines of source anew
+        text = module.to_string()  # with renumbered source lines
         self.computations = {c.name: _instructions(c) for c in module.computations()}
         entry = re.search(r"^ENTRY %?([^\s(]+)", text, re.MULTILINE)
         if entry is None:
@@ -99,15 +99,15 @@ class Module:
         self._lines = _lines(text)
 
     def where(self, *instructions: Instruction) -> str:
-        """Line of this package that the first of these that has one comes from, one outside `train`
-        if there is any: gradients know the line of `shard_map` alone. Or else what JAX calls it."""
+        """The source line in this package of the first instruction that has one, preferring lines
+        outside `train` (gradients only know the line of `shard_map`); else JAX's op name."""
         frames = (self._lines.get(i.bracketed(r"stack_frame_id=(\d+)") or "") for i in instructions)
         lines = sorted(filter(None, frames), key=lambda line: line.startswith("train/"))
         names = (i.bracketed(r'op_name="([^"]*)"') for i in instructions)
         return lines[0] if lines else next(filter(None, names), "")
 
     def bodies(self, instruction: Instruction) -> list[str]:
-        """Computations that an instruction runs; what it reduces with is no program of its own."""
+        """Computations that an instruction runs, without the reducers of reductions."""
         match instruction.base:
             case "while":
                 return instruction.named("body")
@@ -121,7 +121,7 @@ class Module:
         return []
 
     def trips(self, loop: Instruction) -> int:
-        """How often a loop runs: as XLA noted it, or else the number its condition compares to."""
+        """Trip count of a loop: XLA's annotation, else the constant in its condition."""
         if noted := loop.bracketed(r'"known_trip_count":\{"n":"(\d+)"'):
             return int(noted)
         condition = self.computations[loop.named("condition")[0]]
@@ -131,19 +131,19 @@ class Module:
 
 def _instructions(computation) -> list[Instruction]:
     instructions: dict[str, Instruction] = {}
-    for one in computation.instructions():
-        words = re.findall(r"[A-Z][a-z0-9]*", one.opcode.name[1:])  # kAllReduce -> all-reduce
-        kind, text = "-".join(words).lower(), one.to_string()
+    for raw in computation.instructions():
+        words = re.findall(r"[A-Z][a-z0-9]*", raw.opcode.name[1:])  # kAllReduce -> all-reduce
+        kind, text = "-".join(words).lower(), raw.to_string()
         if kind.startswith("async-") and f" {kind}(" not in text:  # "slice-start" is one of these
             kind = re.findall(r" ([a-z\-]+-(?:start|update|done))\(", text)[0]
         type_ = text.split(" = ", 1)[1].split(f" {kind}(", 1)[0]
-        operands = tuple(instructions[operand.name] for operand in one.operands())
-        instructions[one.name] = Instruction(one.name, kind, text, type_, operands)
+        operands = tuple(instructions[operand.name] for operand in raw.operands())
+        instructions[raw.name] = Instruction(raw.name, kind, text, type_, operands)
     return list(instructions.values())
 
 
 def _lines(text: str) -> dict[str, str]:
-    """{number of a stack frame: "ops/nearest.py:12"}, the innermost line in this package."""
+    """{stack frame number: innermost line in this package, such as "ops/nearest.py:12"}."""
 
     def section(name):
         match = re.search(rf"^{name}\n((?:\d+ .*\n)+)", text, re.MULTILINE)
@@ -153,17 +153,17 @@ def _lines(text: str) -> dict[str, str]:
     def fields(row):
         return dict(re.findall(r"(\w+)=(\d+)", row))
 
-    files, places = section("FileNames"), section("FileLocations")
+    files, locations = section("FileNames"), section("FileLocations")
     frames = {number: fields(row) for number, row in section("StackFrames").items()}
 
     def line(number):
         seen = set()
         while number in frames and number not in seen:
             seen.add(number)
-            place = fields(places.get(frames[number].get("file_location_id"), ""))
-            file = files.get(place.get("file_name_id"), "").strip('"')
+            location = fields(locations.get(frames[number].get("file_location_id"), ""))
+            file = files.get(location.get("file_name_id"), "").strip('"')
             if _PACKAGE in file:
-                return f"{file.split(_PACKAGE)[-1]}:{place['line']}"
+                return f"{file.split(_PACKAGE)[-1]}:{location['line']}"
             number = frames[number].get("parent_frame_id")
         return ""
 

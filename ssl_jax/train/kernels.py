@@ -1,21 +1,21 @@
-"""Kernels of a program compiled for a GPU or a TPU: what kind, and which bytes each must move."""
+"""Kind and memory traffic of the kernels of a program compiled for a GPU or a TPU."""
 
 from collections import defaultdict
 
 from ssl_jax.train.hlo import COLLECTIVES, Array, Instruction
 
-# Instructions that are no kernels.
+# Instructions that launch no kernel.
 _FREE = (
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "async"),
     *("call", "partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
 )
-# What a kernel that only moves arrays consists of.
+# Instructions of kernels that only move arrays.
 _MOVES = {
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "copy", "transpose"),
     *("reshape", "slice", "dynamic-slice", "dynamic-update-slice", "pad", "concatenate"),
     *("broadcast", "iota", "reverse"),
 }
-# The first of these words that one of a kernel's instructions has is its kind.
+# A kernel's kind is that of the first of these instructions that it contains.
 _KINDS = {
     "dot": "product",
     "convolution": "product",
@@ -29,14 +29,14 @@ _KINDS = {
 _CUBLAS = "__cublas"
 
 
-def is_none(one: Instruction) -> bool:
-    """Whether an instruction of a compiled program runs nothing."""
-    reserves = one.kind == "custom-call" and not one.operands  # a TPU's AllocateBuffer
-    return one.base in _FREE or one.kind.endswith("-update") or reserves
+def is_none(op: Instruction) -> bool:
+    """Whether an instruction of a compiled program launches no kernel."""
+    reserves = op.kind == "custom-call" and not op.operands  # a TPU's AllocateBuffer
+    return op.base in _FREE or op.kind.endswith("-update") or reserves
 
 
 def kind(kernel: Instruction, body: list[Instruction]) -> str:
-    """What a kernel does above all."""
+    """The kind of a kernel by its most expensive instruction."""
     if kernel.kind == "custom-call":
         if "__cudnn$fmha" in kernel.text:
             return "attention by cuDNN"
@@ -46,7 +46,7 @@ def kind(kernel: Instruction, body: list[Instruction]) -> str:
         return "product" if target.startswith(_CUBLAS) else target
     if kernel.base in COLLECTIVES:
         return "collective"
-    # What works out the place of a slice is left out.
+    # Without the scalar arithmetic of slice offsets.
     kinds = {i.base for i in body if i.kind == "reduce" or any(a.shape for a in i.arrays)}
     for word, kind in _KINDS.items():
         if word in kinds:
@@ -55,19 +55,20 @@ def kind(kernel: Instruction, body: list[Instruction]) -> str:
 
 
 def traffic(kernel: Instruction, body: list[Instruction]) -> float:
-    """Bytes that a kernel reads and writes, each once: the parts of its operands that its result
-    needs, and the result. What stays on the chip of a TPU is left out, as is scratch of cuBLAS.
+    """Bytes that a kernel must move: the parts of its operands that its result needs, and the
+    result. Arrays that stay on a TPU's chip and cuBLAS scratch space are excluded.
 
-    body: its instructions, the last one its result; or itself, which is one alone.
+    body: its instructions, the last one its result; or the kernel itself if it is a single
+    instruction.
     """
     root = next((i for i in reversed(body) if i.kind != "parameter"), body[-1])
     alone = kernel is root
-    shares = defaultdict(float, {root.name: 1.0})  # of each result, what its users need
+    shares = defaultdict(float, {root.name: 1.0})  # fraction of each result that its users need
     for user in reversed(body):
         for position, operand in enumerate(user.operands):
             share = shares[user.name]
             if position == 0 and user.base in ("slice", "dynamic-slice", "gather"):
-                # One that begins has its operand beside its result.
+                # A "-start" instruction returns its operand along with its result.
                 part = user.arrays[1].bytes if user.kind.endswith("-start") else user.bytes
                 share *= part / max(operand.bytes, 1)
             elif position == 0 and (update := _update(user, alone)):
@@ -79,7 +80,7 @@ def traffic(kernel: Instruction, body: list[Instruction]) -> float:
         numbers = ((i.bracketed(r" parameter\((\d+)\)"), shares[i.name]) for i in body)
         inputs = [(kernel.operands[int(number)], share) for number, share in numbers if number]
     read = sum(share * _outside(array) for operand, share in inputs for array in operand.arrays)
-    if kernel.kind.endswith("-start"):  # whose "-done" writes
+    if kernel.kind.endswith("-start"):  # the "-done" instruction writes
         return read
     scratch = "s8" if _CUBLAS in kernel.text else ""
     written = sum(_outside(array) for array in kernel.arrays if array.name != scratch)
@@ -96,16 +97,17 @@ def _outside(array: Array) -> float:
     return 0.0 if array.on_chip else array.bytes
 
 
-def _source(one: Instruction) -> Instruction:
-    """What is behind bitcasts."""
-    return _source(one.operands[0]) if one.kind == "bitcast" else one
+def _source(op: Instruction) -> Instruction:
+    """The instruction behind bitcasts."""
+    return _source(op.operands[0]) if op.kind == "bitcast" else op
 
 
-def _update(one: Instruction, alone: bool) -> Instruction | None:
-    """What an instruction writes into its first operand in place; None if it does not. In a fusion
-    that must be one of the kernel's operands; if it could not be written to, XLA has copied it."""
-    if one.kind not in ("dynamic-update-slice", "scatter"):
+def _update(op: Instruction, alone: bool) -> Instruction | None:
+    """The operand that an instruction writes in place into its first operand, else None. In a
+    fusion, the first operand must be an operand of the kernel (XLA copies it first if it must not
+    be overwritten)."""
+    if op.kind not in ("dynamic-update-slice", "scatter"):
         return None
-    if not alone and _source(one.operands[0]).kind != "parameter":
+    if not alone and _source(op.operands[0]).kind != "parameter":
         return None
-    return one.operands[1 if one.kind == "dynamic-update-slice" else -1]
+    return op.operands[1 if op.kind == "dynamic-update-slice" else -1]

@@ -1,4 +1,4 @@
-"""Records of a run: metrics as CSV and JSONL, the progress line, the environment."""
+"""Logs of a run: metrics as CSV and JSONL, the progress line, the environment."""
 
 import csv
 import hashlib
@@ -19,11 +19,10 @@ from ssl_jax.config import InputError, free_on_resume, key
 from ssl_jax.data.lookup import listed
 from ssl_jax.runtime import distributed, progress
 
-# Columns that depend on the clock: left out of every bit-exact comparison.
+# Columns that depend on the clock; bit-exact comparisons exclude them.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
 
-# Dense bf16 peak FLOP/s per device, from the makers' data sheets; MFU is shown only where the
-# device is listed.
+# Dense bf16 peak FLOP/s per device, from the makers' data sheets; other devices show no MFU.
 _PEAK = {
     "H100": 989e12,
     "H200": 989e12,
@@ -57,12 +56,12 @@ def defaults() -> dict:
 
 
 class Table:
-    """Rows of scalars kept as NAME.jsonl and NAME.csv side by side.
+    """Rows of scalars, stored both in NAME.jsonl and in NAME.csv.
 
-    On resume, rows after the restored step are cut, so that a killed run ends with the same rows as
-    an undisturbed one. Of several processes, the first one writes.
+    On resume, rows after the restored step are removed, so that a killed run ends with the same
+    rows as an uninterrupted one. Process 0 writes.
 
-    had, newest: the last step in the files before they were cut, and now; -1 where there is none.
+    had, newest: the last step in the files before that removal, and now; -1 = none.
     """
 
     def __init__(self, folder: Path, name: str, *, restored_step: int | None):
@@ -83,15 +82,15 @@ class Table:
             self._append_csv(row)
 
     def write(self, row: dict) -> None:
-        """Appends one row, in place of one of its step; keys of the first row are the columns of
-        the CSV, later new keys go to the JSONL only.
+        """Appends a row, or replaces those from its step on. The keys of the first row are the
+        CSV's columns; keys that appear later go to the JSONL only.
         """
         if not distributed.is_first():
             return
         if row["step"] <= self.newest:
             self._keep([r for r in read_rows(self.jsonl) if r["step"] < row["step"]])
         self.newest = row["step"]
-        self.jsonl.parent.mkdir(parents=True, exist_ok=True)  # somebody may delete it meanwhile
+        self.jsonl.parent.mkdir(parents=True, exist_ok=True)  # a user may have deleted it
         with open(self.jsonl, "a") as f:
             f.write(json.dumps(row) + "\n")
         self._append_csv(row)
@@ -107,7 +106,7 @@ class Table:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Rows of a JSONL file; a last line cut short by a kill is dropped. No file: no rows."""
+    """Rows of a JSONL file, [] without a file; a line truncated by a kill is dropped."""
     rows = []
     if path.exists():
         for line in path.read_text().splitlines():
@@ -119,9 +118,7 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def scalars(metrics: dict) -> dict[str, float]:
-    """Device scalars to Python numbers, exactly (float32 -> float), booleans and integers
-    to int.
-    """
+    """Converts device scalars to Python numbers: booleans and integers to int, others to float."""
     host = jax.device_get(metrics)
     return {
         k: int(v) if np.asarray(v).dtype.kind in "biu" else float(v)
@@ -130,7 +127,7 @@ def scalars(metrics: dict) -> dict[str, float]:
 
 
 def progress_line(row: dict, total_steps: int, eta: str) -> str:
-    """One line for the console: position, time left, loss, speed, input wait, efficiency,
+    """One line for the console: position, time left, loss, learning rate, speed, data wait, MFU,
     memory.
     """
     parts = [
@@ -158,14 +155,14 @@ def clock(seconds: float) -> str:
 
 
 def peak_flops(devices: Sequence[jax.Device] | np.ndarray) -> float | None:
-    """FLOPs a second of all devices at their bf16 peak, or None where it is not known."""
+    """Summed bf16 peak of the devices in FLOP/s, or None if it is not known."""
     kind = devices[0].device_kind
     peak = next((p for name, p in _PEAK.items() if name in kind), None)
     return None if peak is None else peak * len(devices)
 
 
 def memory_mib() -> float:
-    """Peak memory in MiB: of the first accelerator, or of this process on a CPU."""
+    """Peak memory in MiB of the first accelerator, or of this process on a CPU."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 2**20
@@ -201,7 +198,7 @@ def versions() -> dict[str, str | None]:
 
 
 def code() -> str:
-    """A digest of the package's sources, which differ between two commits of one version."""
+    """A digest of the package's sources; two commits of one version may differ in it."""
     folder, digest = Path(__file__).parent.parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
@@ -209,9 +206,7 @@ def code() -> str:
 
 
 def environment() -> dict:
-    """Versions, devices, git revision: what is needed to run this again. Asks git, so not for every
-    step.
-    """
+    """Versions, devices, git revision and command, for reproducing the run. Slow: it calls git."""
     return {
         "python": platform.python_version(),
         "machine": platform.platform(),
@@ -239,7 +234,7 @@ def _git_revision() -> str | None:
     return head + ("-dirty" if dirty else "")
 
 
-# What a run writes into its folder, the config first.
+# Files in a run directory, the config first.
 _FILES = (
     *("config.json", "environment.json", "unreadable.txt", "pictures"),
     *("metrics.csv", "metrics.jsonl", "evals.csv", "evals.jsonl", "results.json", "results.txt"),
@@ -247,16 +242,16 @@ _FILES = (
 
 
 def check_new(folder: Path) -> None:
-    """Refuses a folder, in which no checkpoint is, with files of somebody that a run would write
-    over. Raises InputError."""
-    there = [name for name in _FILES if (folder / name).exists()]
+    """Raises InputError if a folder without checkpoints holds files of another origin that a run
+    would overwrite."""
+    existing = [name for name in _FILES if (folder / name).exists()]
     try:
-        ours = {"method", "run"} <= json.loads((folder / _FILES[0]).read_text()).keys()
+        is_run = {"method", "run"} <= json.loads((folder / _FILES[0]).read_text()).keys()
     except (OSError, ValueError, AttributeError):
-        ours = False
-    if there and not ours:
+        is_run = False
+    if existing and not is_run:
         raise InputError(
-            f"--workdir={folder} holds {listed(there)} that no run wrote; choose another folder"
+            f"--workdir={folder} holds {listed(existing)} that no run wrote; choose another folder"
         )
 
 

@@ -1,4 +1,4 @@
-"""A run: what can be refused is refused, the newest checkpoint is restored, and the steps follow.
+"""A run: checks, restoring the newest checkpoint, and the steps.
 
 The order is restore -> (data, step, log, eval, save) -> final report, see `steps`.
 """
@@ -21,11 +21,11 @@ from ssl_jax.views import resident
 
 
 def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
-    """Trains to the end of the plan, continuing whatever `workdir` holds. Returns an exit code
-    (EXIT_DONE or EXIT_PREEMPTED).
+    """Trains to the end of the plan, resuming the run in `workdir` if there is one. Returns an exit
+    code (EXIT_DONE or EXIT_PREEMPTED).
 
-    Raises InputError for a data set, checkpoint or disk that cannot work; nothing is written before
-    those checks.
+    Raises:
+      InputError: an unusable data set, checkpoint or disk; these checks precede any write.
     """
     with stop.listening() as signals, Console(run) as console, contextlib.ExitStack() as cleanup:
         signals.leaving += [console.restore, cleanup.close]
@@ -33,7 +33,7 @@ def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
             return _train(run, config_lib.absolute(workdir), evaluation, console, signals, cleanup)
         except stop.Interrupted:
             if jax.process_count() > 1:
-                raise  # the others may go on: see distributed.together
+                raise  # the other processes may continue: see distributed.together
             return EXIT_PREEMPTED
 
 
@@ -45,7 +45,7 @@ def _train(
     signals: Stop,
     cleanup: contextlib.ExitStack,
 ) -> int:
-    """cleanup: is closed at the end, however it comes, with the lock of the run directory in it."""
+    """cleanup: takes the release of the run directory's lock; the caller closes it in any case."""
     if jax.process_count() > 1:
         signals.busy()  # a signal waits for the first step, at which all stop
     trackers.check(run.config, workdir)
@@ -55,7 +55,7 @@ def _train(
     with console.phase("checking that all processes agree"):
         distributed.agree(_facts(run))
     with console.phase("opening the evaluation data"):
-        evaluation.open()  # a wrong folder shows here, not after the training
+        evaluation.open()  # so that a wrong folder fails before the training
     existed = distributed.gather_json(workdir.is_dir())[0]
     if existed:
         _lock(workdir, console, cleanup)
@@ -73,15 +73,14 @@ def _train(
             source = resident.load(run.source, place, run.config.data.workers)
     batches = open_loader(run, record, source)
     try:
-        # Unreadable data shows here, before a folder is made, and so do weights of init_from that
-        # do not fit.
+        # Unreadable data and unsuitable weights of init_from fail here, before a folder is created.
         with console.phase("reading the first batch"):
             batch = next(batches) if begin < total else None
         with console.phase("initialising the network"):
             current = current or fresh_state(run)
         if not saved:
-            there = next(place for place in (workdir, *workdir.parents) if place.exists())
-            disk.check_space(there, run.abstract, copies=run.config.checkpoint.keep + 1)
+            parent = next(place for place in (workdir, *workdir.parents) if place.exists())
+            disk.check_space(parent, run.abstract, copies=run.config.checkpoint.keep + 1)
         workdir.mkdir(parents=True, exist_ok=True)
         if not existed:
             _lock(workdir, console, cleanup)
@@ -104,21 +103,21 @@ def _train(
 
 
 def _facts(run: Run) -> dict:
-    """What all processes of a run must have in common."""
+    """The values that must be equal in all processes of a run."""
     values = config_lib.flatten(run.config)
     facts = {"number of images": len(run.source), "code of ssl_jax": log.code()}
     return values | log.versions() | resume.flags() | facts
 
 
 def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> None:
-    """Of several processes, the first one takes the lock of the run directory for all. Raises
-    InputError in all where it is taken."""
+    """Process 0 locks the run directory for all processes. Raises InputError in every process if
+    another run holds the lock."""
     refused = ""
     if distributed.is_first():
         try:
             with disk.full_disk_named(workdir), console.phase("waiting for the run directory"):
                 taken = lock.Lock(workdir, console.say)
-                cleanup.callback(taken.release)  # first: a signal may come at any time
+                cleanup.callback(taken.release)  # registered first: a signal may come at any time
                 taken.take()
         except InputError as error:
             refused = str(error)

@@ -1,4 +1,4 @@
-"""Whether the memory of the devices can hold what a run keeps, before any of it is made."""
+"""Checks before any allocation that the devices' memory can hold the state of a run."""
 
 import math
 import os
@@ -11,22 +11,21 @@ import jax
 from ssl_jax.config import InputError
 from ssl_jax.train.state import TrainState
 
-_CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may have of the machine's memory
+_CGROUP = Path("/sys/fs/cgroup/memory.max")  # memory limit of a container
 _NAMED = 3  # arrays named in the error
 
 
 def check(abstract: TrainState, devices: Sequence[jax.Device], images: int = 0) -> None:
     """Refuses a training state that the devices cannot hold.
 
-    What a step needs besides the state is not counted, so what passes may still be too much, and
-    nothing that fits is refused.
+    Intermediate results of a step are not counted: a state that passes may still need too much.
 
     Args:
-      abstract: ShapeDtypeStructs with shardings. devices: of this process. images: bytes of those
-        that each device keeps.
+      abstract: ShapeDtypeStructs with shardings. devices: those of this process. images: bytes of
+        the images cached on each device.
 
     Raises:
-      InputError: says what is needed and what there is, and names the largest arrays.
+      InputError: gives the needed and available memory, and names the largest arrays.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(abstract._asdict())
     sizes = {jax.tree_util.keystr(p, simple=True, separator="/"): _bytes(x) for p, x in leaves}
@@ -50,8 +49,7 @@ def check(abstract: TrainState, devices: Sequence[jax.Device], images: int = 0) 
 
 
 def capacity(devices: Sequence[jax.Device]) -> float | None:
-    """Bytes that each of these devices has; None where nothing says so. Simulated devices share
-    the machine's memory."""
+    """Memory of each device in bytes; None if unknown. Simulated devices share the machine's."""
     reported = (devices[0].memory_stats() or {}).get("bytes_limit")
     if devices[0].platform != "cpu":
         return reported
@@ -60,7 +58,7 @@ def capacity(devices: Sequence[jax.Device]) -> float | None:
 
 
 def _host():
-    """Bytes of memory that this machine has, or its container may use."""
+    """Memory of this machine, or the limit of its container, in bytes."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -74,5 +72,5 @@ def _host():
 def _bytes(x: Any) -> int:
     """Bytes of an array's part on one device."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return 0  # a few bytes
+        return 0  # negligible
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -1,10 +1,9 @@
-"""The optimizer: one of optax, with rules by parameter path.
+"""The optimizer: an optax transformation with rules by parameter path.
 
-A method's rules say for each parameter by which factor its learning rate is scaled, whether it
-decays, from which epoch it is trained, and which gradients are clipped together. Two things are
-ours because optax does them otherwise: clipping as torch does it (clip.py), and the bias correction
-of Adam, which loses digits in optax. Stacked blocks are updated by one transformation, mapped over
-them: each as if it were alone, with rules of its own.
+A method's rules give each parameter a learning-rate factor, its weight decay, the epoch from which
+it is trained, and its clipping group. Two parts replace optax's own: clipping with torch's formula
+(clip.py), and the bias correction of Adam, which loses digits in optax. One transformation, mapped
+over the blocks of a stack, updates each of them separately, by its own rules.
 """
 
 import functools
@@ -27,7 +26,7 @@ from ssl_jax.runtime.decay import is_matrix, layer_factor
 from ssl_jax.train import clip as clip_lib
 from ssl_jax.train import updates
 
-_OTHERS = "others"  # parameters that are in no stack of blocks
+_OTHERS = "others"  # parameters outside stacks of blocks
 
 
 class Optimizer(NamedTuple):
@@ -41,7 +40,7 @@ class Optimizer(NamedTuple):
 
 def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
     """{path: Rule} of every parameter, in the order of the leaves: the first rule whose pattern
-    matches the whole path ("a/b/kernel"). Each block of a stack has paths of its own
+    matches the whole path ("a/b/kernel"). Each block of a stack has its own paths
     ("backbone/blocks/0/norm1/scale").
 
     Args:
@@ -49,7 +48,7 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
       params: nested dict of arrays or ShapeDtypeStructs.
 
     Raises:
-      InputError: parameters that no rule matches, an impossible rule.
+      InputError: a parameter without a matching rule, or an invalid rule.
     """
     assigned: dict[str, Rule] = {}
     missing = []
@@ -78,11 +77,12 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
 
 
 def of_backbone(rules: Rules, config: ConfigDict, depth: int) -> Rules:
-    """The rules with what the config says of the backbone of so many blocks: `optim.backbone_lr`
-    and `optim.backbone_layer_decay` are further factors, `optim.backbone_freeze_epochs` a further
-    wait.
+    """The rules adjusted by the config's keys for a backbone of `depth` blocks.
 
-    Raises InputError for a layer decay of a backbone whose blocks are not of one kind.
+    `optim.backbone_lr` and `optim.backbone_layer_decay` multiply the learning-rate factors;
+    `optim.backbone_freeze_epochs` is the least number of frozen epochs.
+
+    Raises InputError for a layer decay of a backbone with blocks of several kinds (depth 0).
     """
     lr, wait, decay = config.backbone_lr, config.backbone_freeze_epochs, config.backbone_layer_decay
     if decay != 1 and not depth:
@@ -110,7 +110,8 @@ def of_backbone(rules: Rules, config: ConfigDict, depth: int) -> Rules:
 
 
 def is_decayed(path: str, leaf: jax.Array | jax.ShapeDtypeStruct, rule: Rule) -> bool:
-    """Whether weight decay moves this parameter. The path of one block is with the leaf of one."""
+    """Whether weight decay applies to a parameter; path and leaf of a stack are those of a single
+    block."""
     if rule.decay == "matrices":
         return is_matrix(path, leaf)
     return rule.decay
@@ -120,22 +121,21 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     """Builds the optimizer for parameters of this structure.
 
     Args:
-      config: the section `optim` (name, beta1, beta2, eps, clip, clip_by, and what it says of the
-        backbone).
+      config: the section `optim` (name, beta1, beta2, eps, clip, clip_by, backbone_*).
       rules: ordered (path pattern, methods.base.Rule).
       params: nested dict of arrays or ShapeDtypeStructs; only paths and shapes are read.
 
     Returns:
-      An Optimizer. Its state is that of optax.partition for each of "others", "backbone_blocks" and
-      so on, where the state of a stack is [depth, ...] like its parameters: "epoch_E" holds moments
-      (float32) and count of the parameters that are frozen until epoch E, "never" is empty.
-      `update` takes lr and weight_decay as scalars and `epoch` as an int32 scalar. It returns
-      metrics grad_norm (before clipping) and update_norm (of the change of the parameters, decay
-      included), both over the parameters trained at this epoch, and clipped, the share of all
-      clipping groups that were clipped (those still frozen never are).
+      An Optimizer. Its state holds one optax.partition state for each of "others",
+      "backbone_blocks" and so on; that of a stack is [depth, ...] like its parameters. Within it,
+      "epoch_E" holds moments (float32) and count of the parameters frozen until epoch E; "never" is
+      empty. `update` takes lr and weight_decay as scalars and `epoch` as an int32 scalar. Its
+      metrics are grad_norm (before clipping) and update_norm (of the parameters' change, with
+      decay), both over the parameters trained in this epoch, and clipped, the share of all clipping
+      groups that were clipped (frozen ones count as not clipped).
 
     Raises:
-      InputError: a parameter without a rule, an impossible rule, an unknown name, a stack of blocks
+      InputError: a parameter without a rule, an invalid rule, an unknown name, or a stack of blocks
         of which only some decay.
     """
     check_choice("optim.name", config.name, updates.TRANSFORMATIONS)
@@ -151,17 +151,16 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     parts = _divided(leaves)
 
     def of_part(name, function, *arrays):
-        """function(name, starts, trees of that part ...), in a stack of each block by itself.
-
-        starts: {label: first epoch}.
-        """
+        """Calls function(name, {label: first epoch}, *arrays) for a part; for a stack, vmapped over
+        its blocks."""
         starts = {leaf.label: leaf.starts for leaf in parts[name].values()}
         if name == _OTHERS:
             return function(name, {label: start[0] for label, start in starts.items()}, *arrays)
         return jax.vmap(functools.partial(function, name))(starts, *arrays)
 
     def transformation(name, starts, lr, weight_decay, epoch):
-        """The optax transformation of one step for a part; its state depends on the name alone."""
+        """The optax transformation of one step for a part; its state's structure depends only on
+        `name`."""
         decayed = trees.nest({path: leaf.decayed for path, leaf in parts[name].items()})
         labels = trees.nest({path: leaf.label for path, leaf in parts[name].items()})
         inner = updates.TRANSFORMATIONS[config.name](config, lr, weight_decay, decayed)
@@ -212,19 +211,19 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
 
 
 class _Leaf(NamedTuple):
-    """How one array is treated. rules: of each block of a stack, or the only one."""
+    """Settings of one array. rules: one for each block of a stack, else a single one."""
 
     rules: tuple[Rule, ...]
     decayed: bool
 
     @property
     def starts(self) -> np.ndarray:
-        """First epochs at which it is trained, or NEVER: float32 [number of rules]."""
+        """First epochs of training, or NEVER: float32 [number of rules]."""
         return np.array([_start(rule) for rule in self.rules], np.float32)
 
     @property
     def lr(self) -> np.ndarray:
-        """Factors on the learning rate, float32 [number of rules]."""
+        """Learning-rate factors, float32 [number of rules]."""
         return np.array([rule.lr for rule in self.rules], np.float32)
 
     @property
@@ -254,7 +253,7 @@ def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:
 
 
 def _place(path: str) -> tuple[str, str]:
-    """("backbone_blocks", "norm1/scale") of a stacked parameter, or ("others", path)."""
+    """(part, path within it): ("backbone_blocks", "norm1/scale"), or ("others", path)."""
     stack = trees.in_stack(path)
     return (stack[0].replace("/", "_"), stack[1]) if stack else (_OTHERS, path)
 
@@ -272,12 +271,12 @@ def _divided(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _start(rule: Rule):
-    """First epoch at which the parameters of a rule are trained, or NEVER."""
+    """First epoch of training for a rule's parameters, or NEVER."""
     return NEVER if rule.freeze_epochs == NEVER else math.ceil(rule.freeze_epochs)
 
 
 def _from_epoch(inner, label, start, epoch):
-    """`inner` from epoch `start` on; before it the step is 0 and the state of `inner` stays."""
+    """`inner` from epoch `start` on; before, updates are 0 and the state of `inner` is kept."""
     if label == "epoch_0":
         return inner
     if label == "never":
@@ -286,8 +285,7 @@ def _from_epoch(inner, label, start, epoch):
 
 
 def _clip_groups(path: str, rules: tuple[Rule, ...], clip_by: str) -> tuple[str | None, ...]:
-    """The clip group of an array, or of each block of a stack, by whose norm it is clipped; None:
-    it is not clipped."""
+    """The clipping group of an array, or of each block of a stack; None = not clipped."""
 
     def name(i, rule):
         if clip_by == "none" or rule.freeze_epochs == NEVER:

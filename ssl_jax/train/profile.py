@@ -1,4 +1,4 @@
-"""A trace of a few training steps, and which operations they spend their time on."""
+"""Traces a few training steps and lists their most expensive operations."""
 
 import re
 from collections import defaultdict
@@ -15,14 +15,14 @@ _SHOWN = 10
 
 
 class Steps(NamedTuple):
-    """Which steps are traced: so many from step `first` on."""
+    """The steps to trace: `number` steps from step `first` on."""
 
     first: int
     number: int
 
 
 def parse(text: str) -> Steps:
-    """The steps of "STEP:COUNT". Raises InputError."""
+    """Parses "STEP:COUNT". Raises InputError."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if not match or not int(match[1]) or not int(match[2]):
         raise InputError(
@@ -33,10 +33,10 @@ def parse(text: str) -> Steps:
 
 
 class Cost(NamedTuple):
-    """The time that the operations of one line of code took in all traced steps.
+    """Time of the operations from one line of code in all traced steps.
 
-    where: line of this package, or what JAX calls the operation. name: XLA's, of the costliest of
-    them. times: how often they ran on all devices. seconds: without the operations that they call.
+    where: line of this package, or JAX's op name. name: XLA's name of the costliest operation.
+    times: number of runs on all devices. seconds: without the operations that they call.
     """
 
     where: str
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
 
 class Profiler:
-    """Traces some steps of a run into a folder; None: no steps."""
+    """Traces steps of a run into a folder; with steps=None it does nothing."""
 
     def __init__(self, steps: Steps | None, folder: Path):
         self._steps, self._folder = steps, folder
@@ -54,23 +54,23 @@ class Profiler:
         self._last: Any = None
 
     def close(self) -> None:
-        """Ends a trace whose last step never came."""
+        """Ends a trace whose last step was not reached."""
         if self._steps and self._began is not None:
             jax.profiler.stop_trace()
 
     def before(self, step: int) -> None:
-        """To be called before a step is started; begins the trace at the first traced step."""
+        """Call it before starting a step; it begins the trace at the first traced step."""
         if self._steps and self._began is None and step >= self._steps.first:
-            jax.block_until_ready(self._last)  # steps before it may still be at work
+            jax.block_until_ready(self._last)  # earlier steps may still be running
             jax.profiler.start_trace(str(self._folder))
             self._began = step
 
     def after(self, step: int, result: Any, text: Callable[[], str | None]) -> str | None:
-        """To be called when a step was started; writes the trace after the last one.
+        """Call it after starting a step; it writes the trace after the last traced step.
 
-        result: arrays of the step's. text: gives the compiled step as text.
+        result: arrays of the step. text: returns the compiled step as text.
 
-        Returns what people should read when it is written, else None.
+        Returns the table for the console once the trace is written, else None.
         """
         self._last = result if self._steps and self._began is None else None
         if not self._steps or self._began is None or step + 1 < self._began + self._steps.number:
@@ -83,16 +83,16 @@ class Profiler:
 
 
 def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
-    """The operations of a trace by line of code, the costliest first.
+    """Costs of a trace by line of code, the highest first.
 
-    file: .xplane.pb, as jax.profiler writes it. lines: {operation: line} of the program.
+    file: the .xplane.pb of jax.profiler. lines: {operation: line} of the program.
     """
     of_kernel = {_kernel(name): name for name in lines}
     durations: dict[str, list[float]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
         for line in plane.lines:
-            # A TPU has a line for operations alone, a GPU one for each stream; elsewhere they say
-            # of themselves what they are.
+            # A TPU has a separate line for operations, a GPU one for each stream; elsewhere the
+            # events of operations have the statistic "hlo_op".
             all_are = line.name == "XLA Ops" or line.name.startswith("Stream")
             events = []
             for event in line.events:
@@ -112,13 +112,13 @@ def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
 
 
 def _kernel(operation: str) -> str:
-    """XLA's name for the kernel of an operation on a GPU."""
+    """XLA's name for an operation's GPU kernel."""
     return re.sub(r"\W", "_", operation)
 
 
 def _exclusive_times(events):
-    """(name, seconds) of events of one line, without the events inside them: a loop does not count
-    for what it runs."""
+    """(name, seconds) of the events of one line, without nested events: the time of a loop excludes
+    its body."""
     inside: list[list] = []  # [end, name, exclusive nanoseconds], the innermost last
     for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while inside and inside[-1][0] <= start:
@@ -132,7 +132,7 @@ def _exclusive_times(events):
 
 
 def table(costs: list[Cost], steps: int, folder: Path) -> str:
-    """The costliest lines as a table."""
+    """The costliest lines of code as a table."""
     total = sum(cost.seconds for cost in costs) or 1.0
     rows = [
         f"  {100 * cost.seconds / total:5.1f} %  {1e3 * cost.seconds / steps:9.3f} ms"

@@ -1,6 +1,4 @@
-"""Resuming a run: the newest intact checkpoint, whether it belongs to the config, what it holds
-besides the state.
-"""
+"""Resumes a run from its newest intact checkpoint, after checking that it belongs to the config."""
 
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from ssl_jax.train.setup import Run
 
 
 def open_checkpoints(workdir: Path, run: Run, *, create: bool) -> checkpoint.Checkpoints | None:
-    """The checkpoints of a run directory; None where there are none yet, unless `create`."""
+    """The checkpoints of a run directory; None if it has no folder of them, unless `create`."""
     folder = workdir / "checkpoints"
     if not create and not folder.exists():
         return None
@@ -27,17 +25,17 @@ def open_checkpoints(workdir: Path, run: Run, *, create: bool) -> checkpoint.Che
 
 
 def former_ends(run: Run) -> tuple[int, ...]:
-    """Steps at which the run ended before it was lengthened."""
+    """The ends of the run before its extensions, in steps."""
     return schedule.ends(run.config.optim, run.config.run.steps_per_epoch)[:-1]
 
 
 def restore(
     saved: checkpoint.Checkpoints, run: Run, console: Console
 ) -> tuple[state.TrainState | None, int]:
-    """The newest intact checkpoint, after checking that it belongs to this config, and its data
-    position; (None, 0) if there is none. Damaged ones are moved out of the way.
+    """The state and data position of the newest intact checkpoint, after checking that it belongs
+    to this config; (None, 0) without one. Damaged checkpoints are moved away.
 
-    Raises InputError where all are damaged.
+    Raises InputError if all are damaged.
     """
     while (newest := saved.latest()) is not None:
         try:
@@ -45,7 +43,7 @@ def restore(
         except checkpoint.Damaged as error:
             console.say(f"{error}; moved it to {saved.set_aside(newest)}")
             if jax.process_count() > 1:
-                # Others may have read what they needed of it, and must not continue with it.
+                # Other processes may have restored their shards of it, and must not continue.
                 console.say("run the same command again to resume from the checkpoint before it")
                 raise stop.Interrupted from error
     if (damaged := checkpoint.aside(saved.folder)).is_dir():
@@ -59,8 +57,8 @@ def restore(
 def restore_step(
     saved: checkpoint.Checkpoints, step: int, run: Run, console: Console
 ) -> tuple[state.TrainState, int]:
-    """The state of one step and its data position. Raises InputError where it does not belong to
-    the config of the run, Damaged where it is."""
+    """The state of one step and its data position. Raises InputError if it does not belong to the
+    run's config, Damaged if it is damaged."""
     meta = saved.meta(step)
     stored = config_lib.from_json(meta["config"])
     longer = extension.lengthened(stored, run.config)
@@ -88,13 +86,13 @@ def restore_step(
 
 
 def flags() -> dict[str, bool]:
-    """JAX's settings under which the same keys and types give other numbers."""
+    """JAX's settings that change random draws or number types."""
     names = "JAX_THREEFRY_PARTITIONABLE", "JAX_ENABLE_X64"
     return {name: bool(getattr(jax.config, name.lower())) for name in names}
 
 
 def meta(config: ConfigDict, at: int) -> dict:
-    """What a checkpoint holds besides the state: config, data position, versions."""
+    """Metadata of a checkpoint: config, data position, versions and flags."""
     return {
         "flags": flags(),
         "config": config_lib.to_json(config),

@@ -1,7 +1,7 @@
 """Learning rate, weight decay and teacher momentum of a run as functions of the step.
 
-A run that was lengthened (`optim.extended`) has several ends. At each but the last the three begin
-their cosines anew, without a warm-up (warm restarts, Loshchilov & Hutter 2017).
+An extended run (`optim.extended`) has several ends. At each but the last, the cosines restart
+without a warm-up (warm restarts, Loshchilov & Hutter 2017).
 """
 
 import itertools
@@ -27,7 +27,7 @@ def defaults() -> dict:
 
 
 class Schedules(NamedTuple):
-    """Each a function of the step (int32 scalar or array) that returns float32 of that shape."""
+    """Functions of the step (int32 scalar or array) that return float32 of the same shape."""
 
     lr: Callable[[ArrayLike], jax.Array]
     weight_decay: Callable[[ArrayLike], jax.Array]
@@ -39,8 +39,8 @@ class Schedules(NamedTuple):
 
 
 def ends(optim: ConfigDict, steps_per_epoch: int) -> tuple[int, ...]:
-    """Steps at which the cosines of a run end: that of its plan, then those it was lengthened to;
-    the last is the end of the run. 0 where the plan is shorter than half a step.
+    """Steps at which a run's cosines end: the planned end (0 if the plan is shorter than half a
+    step), then those of its extensions. The last is the end of the run.
 
     optim: the section of the config.
     """
@@ -55,8 +55,8 @@ def schedules(config: ConfigDict) -> Schedules:
     def cosine(step, base, end, warmup=0):
         value = warmup_cosine(step, base=base, end=end, total=first, warmup=warmup)
         for began, ended in itertools.pairwise((first, *later)):
-            again = warmup_cosine(step - began, base=base, end=end, total=ended - began)
-            value = jnp.where(step < began, value, again)
+            restarted = warmup_cosine(step - began, base=base, end=end, total=ended - began)
+            value = jnp.where(step < began, value, restarted)
         return value
 
     def lr(step):

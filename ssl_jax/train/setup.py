@@ -1,4 +1,4 @@
-"""What a run is made of, worked out before anything is allocated or written."""
+"""Prepares the parts of a run before anything is allocated or written."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,29 +13,30 @@ from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint, optim, profile, start, state
 from ssl_jax.views import loader
 
-# Keys that say which classes the masks have: they change what is learned from masks.
+# Keys that set the classes of masks: they change training for methods that learn from masks.
 _CLASSES = ("data.class_map", "data.ignore", "data.raw_labels", "data.reduce_zero_label")
 
 
 class Run(NamedTuple):
-    """Everything a run is made of."""
+    """The parts of a run."""
 
     config: ConfigDict  # resolved
     method: methods.Method
     source: Source
     mesh: jax.sharding.Mesh
     optimizer: optim.Optimizer
-    constants: Any  # of the method, as read from files
-    keys: dict  # {dotted key: config.Key}, how each is declared
+    constants: Any  # the method's, as read from files
+    keys: dict  # {dotted key: config.Key}, the declarations
     abstract: state.TrainState  # ShapeDtypeStructs with shardings
-    traced: profile.Steps | None = None  # steps whose operations are timed
+    traced: profile.Steps | None = None  # steps to profile
 
 
 def plan(config: ConfigDict, source: Source, keys: dict, masked: Source | None = None) -> Run:
-    """Works out shapes and shardings of a resolved config; no array of the state is allocated.
+    """Derives shapes and shardings from a resolved config; no array of the state is allocated.
 
-    source: of the training images (see data.source). keys: as declared, see settings.keys. masked:
-    the same records with their masks, where `source` leaves them out.
+    source: the training images (see data.source). keys: the declarations, see settings.keys.
+    masked: the same records with their masks, if `source` omits them.
+
     Raises InputError for a source without the labels or masks that the method learns from.
     """
     method = methods.make(config)
@@ -54,8 +55,8 @@ def plan(config: ConfigDict, source: Source, keys: dict, masked: Source | None =
 def on_mesh(
     method: methods.Method, config: ConfigDict, mesh: jax.sharding.Mesh
 ) -> tuple[optim.Optimizer, state.TrainState]:
-    """The optimizer, and the state as ShapeDtypeStructs with shardings on a mesh, which need not be
-    of this machine. No file is read."""
+    """The optimizer, and the state as ShapeDtypeStructs with shardings on a mesh, whose devices may
+    be absent. No file is read."""
     params = jax.eval_shape(lambda: method.init(numerics.key(0))[0])
     optimizer = optim.make(config.optim, method.rules, params)
     constants = methods.shapes_of_constants(method)
@@ -65,8 +66,8 @@ def on_mesh(
 
 
 def fresh_state(run: Run) -> state.TrainState:
-    """A new state made directly in its shardings (the same bits on any mesh), with the weights of
-    `init_from` and the Gram teacher if there are any."""
+    """A new state, created in its shardings (with the same bits on any mesh), with the weights of
+    `init_from` and the Gram teacher if the config has them."""
     create = jax.jit(
         lambda constants: state.create(run.method, run.optimizer, run.config.seed, constants),
         out_shardings=shardings(run),
@@ -78,12 +79,13 @@ def fresh_state(run: Run) -> state.TrainState:
 
 
 def shardings(run: Run) -> state.TrainState:
-    """Those of the state."""
+    """The shardings of the state."""
     return jax.tree.map(lambda x: x.sharding, run.abstract)
 
 
 def open_loader(run: Run, record: int = 0, source: Source | None = None) -> loader.Loader:
-    """Batches of the run from a record on. source: in place of the run's, the same records."""
+    """Batches of the run from record `record` on. source: replaces the run's, with equal
+    records."""
     c = run.config
     return loader.Loader(
         run.source if source is None else source,

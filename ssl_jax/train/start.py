@@ -1,5 +1,6 @@
-"""`init_from`: a new run starts from weights of a file or of another run instead of random ones.
-Resuming is something else.
+"""`init_from`: starts a new run from the weights of a file or of another run.
+
+See `train.resume` for resuming a run.
 """
 
 from collections.abc import Mapping
@@ -22,15 +23,15 @@ from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
 
-# What the same weights may be read by in two ways: keys of the config's section `model`.
+# Keys of the section `model` that change the function of the same weights.
 _MODEL = (
     *("heads", "stem", "gelu", "mlp", "qkv_bias", "position_resize", "resize_kernel"),
     *("norm_eps", "mean", "std"),
 )
-_ROPE = ("position", "rope_base", "rope_rounded")  # the same, of networks with rotary codes
+_ROPE = ("position", "rope_base", "rope_rounded")  # further such keys of networks with RoPE
 
 
-# Fields of a network's shape that a run may choose, whatever weights it starts from.
+# Fields of ViTConfig that a run may choose freely with any initial weights.
 _CHOSEN = {"drop_path", "init_std", "position_std", "cls_std", "mask_token", "queries"}
 _CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", "rope_rescale"}
 
@@ -41,24 +42,24 @@ CHANNELS = key(
     ' ("repeat")',
     choices=("mean", "repeat"),
 )
-# The layers that see channels: [side^2 * channels, d], the channel last in a row.
+# The layers that read channels: [side^2 * channels, d], with the channel as the fastest index.
 _FIRST = ("backbone/patch/kernel", "backbone/patch/convs/0/kernel")
 
-# The first layer of a projection head, and where a classifier has it (methods.finetune).
+# {prefix in a classifier (methods.finetune): prefix of the projection head's first layer}
 _FIRST_LAYER = {"hidden/linear/": "head/mlp/0/"}
 
 
 def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> ConfigDict:
-    """With `init_model`, a config whose section `model` is that of the weights in `init_from`; of
-    any other config, itself.
+    """With `init_model`, the config with the `model` section of the weights in `init_from`;
+    otherwise the config itself.
 
-    What changes training alone stays, as do query tokens that the weights lack, and channels beyond
-    theirs; there is no class token where the config has none (FLSL).
+    The config's values stay for keys that only change training, for query tokens that the weights
+    lack, and for channels (with mean and std) if their number differs. A config without a class
+    token (FLSL) keeps none.
 
-    recorded: the section `model` of the run that is continued, whose weights need not be there any
-      more; None: of a new one.
+    recorded: section `model` of a run being resumed, whose initial weights may be gone; else None.
 
-    Raises InputError without `init_from`, and as `start_from`.
+    Raises InputError if `init_from` is missing, otherwise as `start_from`.
     """
     if not config.init_model:
         return config
@@ -76,7 +77,7 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     model |= {"size": "custom", "cls": fields["cls"] and config.model.cls}
     if fields["queries"]:
         model["queries"] = fields["queries"]
-    if config.model.in_channels != fields.get("in_channels", 3):  # they are widened
+    if config.model.in_channels != fields.get("in_channels", 3):  # the patch embedding is adapted
         model |= {name: config.model[name] for name in ("in_channels", "mean", "std")}
     changed = ConfigDict(config.to_dict())
     changed.model.update(model)
@@ -97,39 +98,38 @@ def _fields(path: str) -> dict[str, Any]:
 
 
 def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False) -> TrainState:
-    """The state before step 0 with the weights that `config.init_from` names; what was taken is
-    printed.
+    """The state before step 0 with the weights of `config.init_from`; prints a report of them.
 
-    Only parameters, teacher and constants are replaced: optimizer, memories, centers, keys and the
-    step are those of a new run. Constants go with the student, for which they were made.
+    Only parameters, teacher and constants are replaced; optimizer, memories, centers, keys and step
+    are those of a new run. Constants come with the student's weights.
 
-    A patch embedding of 3 channels becomes one of `config.model.in_channels`, as
-    `config.init_channels` says, so that an image of equal channels gives what a gray one did.
+    A patch embedding of 3 channels is adapted to `config.model.in_channels` by
+    `config.init_channels`, so that an image of equal channels gives the same features as a gray
+    one before.
 
-    Where the source has a student and a teacher, each goes to its own. If it has one of them, both
-    start from it. If this run has no teacher, it starts from the source's teacher, the network that
-    its authors evaluate, except within one method, where its student is continued (STELLAR's second
-    stage drops the teacher of the first).
+    If the source has a student and a teacher, each fills its counterpart; if it has only one, both
+    start from it. A run without a teacher starts from the source's teacher, the network that its
+    authors evaluate; but from its student if both runs have the same method (STELLAR's second stage
+    drops the teacher of the first).
 
     Args:
-      config: resolved. `init_from`: a weight file (see `read`), a network that `api.save` wrote, a
-        folder of timm's or transformers', a run directory of ours or one checkpoint of it; "":
-        nothing happens. `init_only`: take nothing but what lies below this path, for example
-        "backbone".
-      fresh: as `train.state.create` made it, on its devices.
-      evaluated: student and teacher both start from the network that the source's authors
-        evaluate, its teacher if it has one.
+      config: resolved. `init_from`: a weight file (see `read`), a network saved by `api.save`, a
+        folder of timm or transformers, one of our run directories or a checkpoint in it; "":
+        returns `fresh`. `init_only`: take only weights below this path, for example "backbone".
+      fresh: from `train.state.create`, on its devices.
+      evaluated: whether student and teacher both start from the network that the source's authors
+        evaluate (its teacher, if it has one).
 
     Returns:
       A TrainState with the shapes and shardings of `fresh`.
 
     Raises:
-      InputError: see `load_torch`; nothing was changed.
+      InputError: see `load_torch`; `fresh` is unchanged.
     """
     if not config.init_from:
         return fresh
     adapted = bool(config.model.get("lora", 0))
-    evaluated = evaluated or adapted  # student and teacher share what is frozen
+    evaluated = evaluated or adapted  # student and teacher share the frozen weights
     source = _source(config.init_from, jax.tree.leaves(fresh.params)[0].sharding.mesh)
 
     def filled(tree, part):
@@ -139,9 +139,9 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
             weights = _with_first_layer(tree, weights)
         return fill.fill(tree, weights, only=config.init_only, model=config.model)
 
-    goes_on = fresh.teacher is not None or source.method == config.method
+    continues = fresh.teacher is not None or source.method == config.method
     student = {**fresh.params, **_constants(fresh.constants)}
-    params, report = filled(student, "student" if goes_on else "teacher")
+    params, report = filled(student, "student" if continues else "teacher")
     constants = params.pop("constants", None)
     constants = {**fresh.constants, **constants} if constants else fresh.constants
     reports, teacher = {"init_from": report}, None
@@ -152,8 +152,8 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
         teacher = trees.nest({path: flat[path] for path in trees.flatten(fresh.teacher)})
     elif fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
-        apart = len(source.trees) > 1 and not evaluated
-        reports |= {"init_from, teacher": report} if apart else {}
+        separate = len(source.trees) > 1 and not evaluated
+        reports |= {"init_from, teacher": report} if separate else {}
     if jax.process_index() == 0:
         for name, text in reports.items():
             print(f"{name}: {text}", flush=True)
@@ -165,10 +165,10 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
 
 def anchored(config: ConfigDict, state: TrainState) -> TrainState:
-    """The state before step 0 with the Gram teacher (`methods.gram`) that the run starts with: its
-    teacher's encoder, or the one of `config.gram.file`, which is printed.
+    """The state before step 0 with its initial Gram teacher (`methods.gram`): the run's teacher
+    encoder, or that of `config.gram.file`, of which a report is printed.
 
-    Raises InputError as `start_from`, and for a file that lacks a part of the encoder.
+    Raises InputError as `start_from`, and for a file without a complete encoder.
     """
     if not config.gram.weight or frozen.NAME not in (state.constants or {}):
         return state
@@ -187,7 +187,7 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
 
 
 def _check_frozen(params, report: Report) -> None:
-    """Refuses to freeze random numbers. Raises InputError."""
+    """Raises InputError if frozen weights would keep their random initial values."""
     frozen = trees.shapes(trees.nest(trees.split(params, lora.FROZEN)[0]))
     if missing := frozen.keys() - report.matched:
         raise InputError(
@@ -206,10 +206,10 @@ def _source(path: str, mesh) -> Source:
 
 
 def _run_folder(path: Path, mesh) -> Source:
-    """A run directory of ours or one step of it: the trees "student" (with constants, as far as
-    there are any) and "teacher"."""
+    """Reads a run directory or one of its checkpoints: the trees "student" (with any constants) and
+    "teacher"."""
 
-    def taken(saved, step):
+    def read_step(saved, step):
         config = _config(saved.meta(step)["config"])
         fields = saved.read(
             step,
@@ -218,7 +218,7 @@ def _run_folder(path: Path, mesh) -> Source:
         )
         return step, config, fields
 
-    step, config, fields = checkpoint.newest(path, taken)
+    step, config, fields = checkpoint.newest(path, read_step)
     params, teacher = fields["params"], fields["teacher"]
     student = lora.network(params, None, config.model)
     parts = {"student": student | _constants(fields["constants"])}
@@ -236,7 +236,7 @@ def _saved(path: str, network: own.Saved) -> Source:
 
 
 def _config(text: str):
-    """A stored config that says what the weights are of. Raises InputError."""
+    """Parses the config stored with weights. Raises InputError if it lacks method or model."""
     config = config_lib.from_json(text)
     if not config.get("method") or not config.get("model"):
         raise InputError("the stored config lacks method or model")
@@ -244,7 +244,7 @@ def _config(text: str):
 
 
 def _constants(tree) -> dict:
-    """Those that are a part of the network: a frozen teacher stays what the run's config says."""
+    """{"constants": tree} of the network, without a frozen teacher, which the config chooses."""
     tree = frozen.of_network(tree)
     return {"constants": tree} if tree else {}
 
@@ -261,8 +261,8 @@ def _source_of(path: str | Path, title: str, config, parts: dict) -> Source:
 
 
 def _for_channels(tree, weights: Weights, config) -> Weights:
-    """The weights with a patch embedding for the channels of the network, if theirs is of 3. Images
-    are normalised as the config says."""
+    """The weights with a 3-channel patch embedding adapted to the network's channels; mean and std
+    of the images then come from the config."""
     channels, shapes = config.model.in_channels, trees.flatten(tree)
     arrays, model, note = dict(weights.arrays), dict(weights.model), weights.note
     for path in set(_FIRST) & shapes.keys() & arrays.keys():
@@ -276,14 +276,14 @@ def _for_channels(tree, weights: Weights, config) -> Weights:
             wide = kernel[:, np.arange(channels) % 3]
         arrays[path] = (wide * np.float32(3 / channels)).reshape(rows * channels, -1)
         model |= {name: config.model[name] for name in ("mean", "std")}
-        how = f"patch embedding of 3 channels made one of {channels} ({config.init_channels})"
-        note = f"{note}; {how}" if note else how
+        remark = f"patch embedding of 3 channels made one of {channels} ({config.init_channels})"
+        note = f"{note}; {remark}" if note else remark
     return weights._replace(arrays=arrays, model=model, note=note)
 
 
 def _with_first_layer(tree, weights: Weights) -> Weights:
-    """The weights with the first layer of their projection head where `tree` has it. Raises
-    InputError where they have neither."""
+    """The weights with the first layer of their projection head as the classifier's hidden layer,
+    if `tree` has one. Raises InputError if they have neither."""
     arrays, names = dict(weights.arrays), dict(weights.names)
     for path in trees.flatten(tree):
         for ours, theirs in _FIRST_LAYER.items():
@@ -300,8 +300,8 @@ def _with_first_layer(tree, weights: Weights) -> Weights:
 
 
 def _placed(tree, like):
-    """The arrays of `tree` where those of `like` live, in buffers of their own (the step donates
-    its state).
+    """Copies the arrays of `tree` to the shardings of `like`; the step donates its state, so they
+    must not share buffers.
     """
 
     def place(array, old):

@@ -1,5 +1,5 @@
-"""TrainState: everything that changes the next step, in one pytree. What is not here is in the data
-loader's record index."""
+"""TrainState: one pytree of everything that determines the next step, except the data loader's
+record index."""
 
 from typing import Any, NamedTuple
 
@@ -16,13 +16,13 @@ from ssl_jax.train.optim import Optimizer
 class TrainState(NamedTuple):
     """The whole state of a run.
 
-    step: int32, number of batches consumed. It advances on a non-finite step too.
-    params: trainable pytree. teacher: EMA pytree with buffers of its own, or None.
+    step: int32, number of batches consumed, including those of non-finite steps.
+    params: trainable pytree. teacher: EMA pytree in separate buffers, or None.
     opt_state: moments and counts. carry: the method's memories, centers and counters.
-    constants: the method's frozen arrays, or None; no step trains them.
+    constants: the method's frozen arrays, or None.
     key: PRNG key of the run; a step uses fold_in(key, step).
-    counters: int32 scalars, "nonfinite" (steps left out) and "replaced" (unreadable images
-      replaced), both since the start.
+    counters: int32 scalars since the start, "nonfinite" (skipped steps) and "replaced" (unreadable
+      images replaced).
     """
 
     step: jax.Array
@@ -36,15 +36,14 @@ class TrainState(NamedTuple):
 
 
 def create(method: Method, optimizer: Optimizer, seed: int, constants: Any = None) -> TrainState:
-    """A fresh state; traceable, so it can be made sharded (jit with out_shardings) or abstract
-    (eval_shape).
+    """A new state; traceable, so that it can be created sharded (jit with out_shardings) or
+    abstract (eval_shape).
 
-    constants: what method.constants() returned.
+    constants: the result of method.constants().
     """
     key_init, key_run = jax.random.split(numerics.key(seed))
     params, carry = method.init(key_init)
-    # The teacher is a copy, never an alias: the step donates the state, and a buffer can be donated
-    # only once.
+    # The teacher is a copy: the step donates the state, and a buffer can be donated only once.
     teacher = jax.tree.map(jnp.copy, method.teacher_of(params))
     counters = {name: jnp.zeros((), jnp.int32) for name in ("nonfinite", "replaced")}
     return TrainState(
@@ -60,13 +59,12 @@ def create(method: Method, optimizer: Optimizer, seed: int, constants: Any = Non
 
 
 def weights(state: TrainState, model: ConfigDict) -> Any:
-    """The tree to evaluate and to ship: the teacher where there is one, else the trained
-    parameters; with adapters added. model: the section of the config."""
+    """The network to evaluate and export: the teacher if there is one, else the trained parameters,
+    with adapters merged. model: the section of the config."""
     return lora.network(state.params, state.teacher, model)
 
 
 def initial_weights(method: Method, seed: int, model: ConfigDict) -> Any:
-    """What `weights` would give before the first step of a run with random weights: the untrained
-    network."""
+    """The result of `weights` for a run with random weights before its first step."""
     params, _ = method.init(jax.random.split(numerics.key(seed))[0])
     return lora.network(params, method.teacher_of(params), model)

@@ -29,12 +29,12 @@ def make_step(
     """Builds step(state, batch) -> (state, metrics), a pure function to be jitted with the state
     donated.
 
-    `config` is resolved. Batches are global arrays: a mean, a memory push or a nearest neighbour is
-    over the global batch. A step whose loss or gradient is not finite leaves params, optimizer,
-    teacher and carry as they were and is counted. If the batch has "stop", bool [B], the metrics
-    have "stop": whether any row is True."""
+    `config` is resolved. Batches are global arrays: means, memory pushes and nearest neighbours
+    cover the global batch. A step with a non-finite loss or gradient leaves params, optimizer,
+    teacher and carry unchanged and is counted. If the batch has "stop", bool [B], the metric "stop"
+    is True if any row is."""
     plan = schedule.schedules(config)
-    # Kernels that adapters are added to are not rounded before.
+    # Kernels must not be rounded before adapters are added to them.
     sent = "float32" if config.model.get("lora", 0) else config.model.dtype
     loss_of = make_loss(method, config.optim.chunks, dtype=sent)
 
@@ -43,7 +43,7 @@ def make_step(
         stop = batch.pop("stop", None)
         key_encode, key_objective = jax.random.split(jax.random.fold_in(state.key, state.step))
         views = recipe.prepare(method.views, batch, config.seed)
-        # One key per image: chunking cannot change a draw.
+        # One key per image, so that chunking does not change a draw.
         keys = jax.random.split(key_encode, batch["index"].shape[0])
         progress = progress_at(state.step, config)
 
@@ -99,8 +99,8 @@ def make_step(
 def make_loss(
     method: Method, chunks: int, *, dtype: str = "float32"
 ) -> Callable[..., tuple[jax.Array, Output]]:
-    """Builds loss(params, state, views, (keys, key_objective), progress) -> (scalar, Output) of a
-    batch of prepared views with one key per image. dtype: of the networks' computation."""
+    """Builds loss(params, state, views, (keys, key_objective), progress) -> (scalar, Output) for a
+    batch of prepared views with one key per image. dtype: compute dtype of the networks."""
 
     def loss(params, state, views, keys, progress):
         def encode(weights, images):
@@ -109,8 +109,8 @@ def make_loss(
             return in_chunks(functools.partial(networks, progress=progress), chunks)(*images)
 
         weights = dict(params=params, teacher=state.teacher, constants=state.constants)
-        apart = sharding.by_image(encode, method.placement, dtype=dtype)
-        outputs = apart(weights, (views, keys[0]))
+        encode_sharded = sharding.by_image(encode, method.placement, dtype=dtype)
+        outputs = encode_sharded(weights, (views, keys[0]))
         return method.objective(params, state.teacher, outputs, state.carry, keys[1], progress)
 
     return loss
@@ -119,9 +119,8 @@ def make_loss(
 def flops_per_image(config: ConfigDict, state: TrainState) -> float:
     """Matrix-product FLOPs of one step per image: networks and loss, forward and backward.
 
-    Counted by tracing the step's loss, so it is what the model needs: kept patches, views that only
-    the teacher sees, heads and decoders; what is computed again to save memory is left out.
-    Nothing is computed.
+    Counted by tracing the loss without running it. The count covers the work of the model (kept
+    patches, views of the teacher alone, heads, decoders) and excludes rematerialisation.
 
     config: resolved. state: a TrainState of arrays or ShapeDtypeStructs.
     """
@@ -141,14 +140,14 @@ def flops_per_image(config: ConfigDict, state: TrainState) -> float:
 
 def compile_step(train_step: Callable, mesh: Mesh, state_shardings: Any) -> jax.stages.Wrapped:
     """Jits the step for a mesh: the state is donated and keeps its shardings, metrics are
-    replicated. Inside, the mesh is in context, for whatever shares work out among its devices.
+    replicated. The mesh is in context inside the step, for code that shards its work.
 
-    train_step: of (state, batch), or of what else in place of the batch lies on the mesh already.
+    train_step: a function of the state and further arguments that are on the mesh, such as a batch.
     """
 
     @functools.wraps(train_step)
     def on_mesh(state, *batch):
-        # optax and JAX's attention mix types, whatever the environment asks of the user's own code.
+        # optax and JAX's attention mix types, which a user's environment may forbid.
         mixing = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), mixing[0], mixing[1]:
             return train_step(state, *batch)
@@ -159,8 +158,8 @@ def compile_step(train_step: Callable, mesh: Mesh, state_shardings: Any) -> jax.
 
 
 def progress_at(step: jax.Array, config: ConfigDict) -> Progress:
-    """Step and epoch position as traced scalars; epoch = step // steps_per_epoch (the last partial
-    batch is dropped).
+    """Step and epoch as traced scalars; epoch = step // steps_per_epoch (the last partial batch is
+    dropped).
     """
     per_epoch = config.run.steps_per_epoch
     return Progress(
@@ -178,12 +177,11 @@ def ema(teacher: Any, student: Any, momentum: ArrayLike) -> Any:
 
 
 def in_chunks(encode: Callable, chunks: int) -> Callable:
-    """Exact gradient accumulation: encodes the batch in `chunks` rematerialised pieces, then ONE
-    loss sees all embeddings.
+    """Exact gradient accumulation: encodes the batch in `chunks` rematerialised pieces; ONE loss
+    then sees all embeddings.
 
-    The pieces are strided (row i goes to piece i % chunks), so that on a sharded batch each piece
-    spans all devices; contiguous pieces would make XLA gather the images and give up data
-    parallelism.
+    The pieces are strided (row i belongs to piece i % chunks), so that each piece of a sharded
+    batch spans all devices. Contiguous pieces would make XLA gather the images.
     """
     if chunks == 1:
         return encode

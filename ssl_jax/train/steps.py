@@ -1,4 +1,4 @@
-"""The steps of a run: each is made, logged, evaluated and saved; then the run has its report."""
+"""Runs the steps of a run, each with its log, evaluation and save, and writes the final report."""
 
 import collections
 import contextlib
@@ -35,9 +35,8 @@ EXIT_DONE = 0
 
 
 class Steps:
-    """The steps of a run from a state on, and all that is written of them.
-
-    A step is made, logged, evaluated and saved in this order, each where it is due.
+    """Runs a run's steps from a state on. A step is computed, logged, evaluated and saved in this
+    order, each when due.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Steps:
         signals: Stop,
         source: resident.Resident | None,
     ):
-        """source: of images that the devices keep, None where batches bring theirs."""
+        """source: the images cached on the devices; None if batches contain their images."""
         self._run, self._config, self._workdir = run, run.config, workdir
         self._saved, self._current, self._evaluation = saved, current, evaluation
         self._console, self._signals = console, signals
@@ -72,19 +71,19 @@ class Steps:
         every = (run.config.log, run.config.checkpoint, run.config.evals)
         self._most = 1 if source is None else run.config.log.every_steps
         self._length = span.Length(self._most, self._total, [one.every_steps for one in every])
-        # Steps the device may still be busy with, at most two spans of them: the last one of a
-        # span, how many they are, and their metrics.
+        # At most two spans that may still be running: last step, number of steps, metrics.
         self._in_flight: collections.deque[tuple[int, int, dict]] = collections.deque()
-        self._refused: InputError | None = None  # what the data ended the run with
+        self._refused: InputError | None = None  # the data error that ends the run
 
     def run(self, batches: loader.Loader, batch: dict | None) -> int:
-        """To the end of the plan and the report, or to a signal; returns an exit code."""
+        """Runs to the end of the plan and writes the report, or stops at a signal; returns an exit
+        code."""
         console, signals, total = self._console, self._signals, self._total
         with contextlib.closing(self._tracked), contextlib.closing(self._profiler):
             if self._at < total:
                 assert batch is not None
                 train_step = self._compiled([signals.mark(batch)])
-                # At the start, and of a run that was stopped during this evaluation.
+                # At step 0, and in a resumed run that was stopped during this evaluation.
                 missing = self._is_due(self._eval_every) and self._scores.newest < self._at
                 if distributed.gather_json(missing)[0]:
                     self._evaluate()
@@ -109,7 +108,7 @@ class Steps:
                     return self._leave()
             with console.phase("saving the last checkpoint"):
                 self._save(whole=True)
-            # All make the report, or none.
+            # Either all processes write the report or none.
             signals.received = any(distributed.gather_json(signals.received))
             signals.idle()
             self._report()
@@ -117,7 +116,7 @@ class Steps:
         return EXIT_DONE
 
     def _compiled(self, batches: list[dict]) -> jax.stages.Compiled:
-        """A span of steps as a program for arrays like these. It is traced and compiled once."""
+        """Compiles the program of a span of steps for batches of these shapes."""
         run, console = self._run, self._console
         function = step.make_step(run.method, run.optimizer, run.config)
         if self._images is not None:
@@ -130,7 +129,7 @@ class Steps:
         return program
 
     def _put(self, batches: list[dict]) -> tuple:
-        """What a span of steps takes beside the state."""
+        """The arguments of a span's program besides the state."""
         mesh = self._run.mesh
         if self._images is None:
             return (sharding.put_batch(batches[0], mesh),)
@@ -150,15 +149,15 @@ class Steps:
         self._in_flight.append((self._at, len(batches), metrics))
 
     def _next(self, batches: loader.Loader) -> list[dict]:
-        """The batches of the next span; fewer where the run ends before them: at its end, at a
-        signal to the only process, since images may never come, and where the data are refused."""
+        """The batches of the next span. It may be incomplete at the end of the run, at a data
+        error, and at a signal to a single process (which must not wait for a hanging reader)."""
         console, signals = self._console, self._signals
         console.now(f"reading the batch of step {self._at + 1}")
         read: list[dict] = []
 
         def work():
             count = self._length.after(self._at)
-            if self._most > 1:  # clocks differ
+            if self._most > 1:  # the processes' clocks differ
                 count = distributed.gather_json(count)[0]
             for _ in range(count):
                 read.append(console.waiting(lambda: next(batches)))
@@ -175,32 +174,32 @@ class Steps:
         return read
 
     def _refuse(self, error: InputError) -> None:
-        """The run ends after this step."""
+        """Ends the run after this step."""
         if jax.process_count() > 1:
-            raise error  # a save takes all processes, and the others go on
+            raise error  # a save needs all processes, and the others continue
         self._refused, self._signals.agreed = error, True
 
     def _log(self) -> None:
-        """Looks at the results of steps, and at that of the last one where something needs it."""
+        """Processes the metrics of finished spans, and those of the latest if they are needed."""
         config, signals = self._config, self._signals
         self._console.now(f"the result of step {self._in_flight[0][0]}")
-        # Whether something after this step looks at its result, so that none may stay in flight.
+        # An evaluation, a save or the end needs the result of this step.
         every = (config.evals.every_steps, config.checkpoint.every_steps)
         due = self._at == self._total or any(map(self._is_due, every))
         while self._in_flight and (len(self._in_flight) > 1 or due or signals.agreed):
             end, count, metrics = self._in_flight.popleft()
-            for done, one in self._apart(end, count, metrics):
-                signals.read_mark(one)
-                self._guard.check(done, one)
-                self._console.finished(done, one)
+            for done, scalars in self._apart(end, count, metrics):
+                signals.read_mark(scalars)
+                self._guard.check(done, scalars)
+                self._console.finished(done, scalars)
                 if done % config.log.every_steps == 0 or done == self._total:
-                    row = {"step": done, **log.scalars(one), **self._console.timing(done)}
+                    row = {"step": done, **log.scalars(scalars), **self._console.timing(done)}
                     self._rows.write(row)
                     self._tracked.write("metrics", row)
                     self._console.show(row, self._monitor(row))
 
     def _apart(self, end: int, count: int, metrics: dict) -> list[tuple[int, dict]]:
-        """(step, its metrics) of a span that ends with step `end`."""
+        """[(step, its metrics)] of a span that ends with step `end`."""
         if self._images is None:
             return [(end, metrics)]
         metrics = jax.device_get(metrics)  # waits for them
@@ -209,7 +208,7 @@ class Steps:
         return list(zip(range(end - count + 1, end + 1), rows, strict=True))
 
     def _is_due(self, every: int) -> bool:
-        """Whether what is done every so many steps (0 = never) comes after this one."""
+        """Whether an action with this period (0 = never) is due after the current step."""
         return bool(every) and self._at % every == 0
 
     def _evaluate_interruptibly(self) -> None:
@@ -219,7 +218,7 @@ class Steps:
         try:
             leaves = f"leaving the evaluation, saving step {self._at}"
             self._signals.run_interruptible(self._evaluate, leaves)
-        except InputError as error:  # an image is broken since the evaluation before
+        except InputError as error:  # an image became unreadable since the last evaluation
             self._refuse(error)
 
     def _evaluate(self) -> None:
@@ -243,7 +242,7 @@ class Steps:
             self._console.say(text)
 
     def _network(self) -> tuple[Any, Any]:
-        """Weights and constants to evaluate, on this process."""
+        """Weights and constants to evaluate, in this process's memory."""
         weights = state.weights(self._current, self._config.model)
         return distributed.local((weights, frozen.of_network(self._current.constants)))
 
@@ -251,7 +250,7 @@ class Steps:
         self._saved.save(self._current, resume.meta(self._config, self._at), **how)
 
     def _leave(self) -> int:
-        """Saves the step at which a signal or the data end the run. Raises what the data did."""
+        """Saves the step at which a signal or a data error ends the run; raises the data error."""
         with self._console.phase(f"saving step {self._at}"):
             self._save(whole=True)
         where = f"saved step {self._at} in {self._saved.folder}"
@@ -264,8 +263,8 @@ class Steps:
         return EXIT_PREEMPTED
 
     def _report(self) -> None:
-        """The comparison with baselines: in results.json and results.txt, as pictures, in trackers,
-        and its last row among the scores of the run."""
+        """Writes the comparison with baselines to results.json, results.txt, pictures and trackers,
+        and adds the final scores to the evals table."""
         evaluation = self._evaluation
         if not evaluation.tasks:
             return

@@ -1,11 +1,10 @@
-"""Trackers: TensorBoard, Weights & Biases and trackio get numbers, pictures, tables and the config
-of a run, each only if the config asks for it.
+"""Sends numbers, pictures, tables and the config of a run to TensorBoard, Weights & Biases and
+trackio, each if the config enables it.
 
-A continued run goes on in the same place of a tracker, and no step comes twice: TensorBoard is told
-to drop what is past the checkpoint; the other two do not get the rows again that the killed process
-had handed over (they would be the same), which the tables of the run directory tell. Trackers
-write in the background: of a process that is killed, and not stopped, they may lack the last
-seconds.
+A resumed run continues its records in a tracker without repeating a step: TensorBoard drops events
+after the checkpoint; the others are not sent rows that the killed process had already sent,
+according to the tables in the run directory. Trackers write in the background, so a killed process
+may lose the last seconds.
 """
 
 import importlib
@@ -24,7 +23,7 @@ from ssl_jax.config import InputError, key
 from ssl_jax.runtime import distributed
 from ssl_jax.train import log
 
-_FLUSHED = 10  # seconds after which TensorBoard's events are in their file
+_FLUSHED = 10  # seconds after which TensorBoard's events are written
 _FILE = "trackers.json"
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
@@ -48,11 +47,11 @@ def defaults() -> dict:
 
 
 class Trackers:
-    """The trackers of a run; of several processes, the first one writes.
+    """The trackers of a run; process 0 writes.
 
-    folder: the run's, whose trackers.json holds the names under which trackers know it.
-    start: step that the run continues from. tables: {"metrics": log.Table, "evals": ...} of the
-    run, already cut to that step.
+    folder: the run directory, whose trackers.json holds the run's names in the trackers.
+    start: step from which the run resumes. tables: {"metrics": log.Table, "evals": ...}, already
+    without later rows.
     """
 
     def __init__(self, folder: Path, config: ConfigDict, start: int, tables: Mapping[str, Any]):
@@ -66,12 +65,12 @@ class Trackers:
             package = _package(name)
             late = name not in names
             names.setdefault(name, f"{folder.name}-{uuid.uuid4().hex[:8]}")
-            # What this tracker has been given before: all that was written while it was on.
-            had = {} if late else {title: table.had for title, table in tables.items()}
+            # Last steps already sent: all rows written while this tracker was enabled.
+            sent = {} if late else {title: table.had for title, table in tables.items()}
             if name == "tensorboard":
                 writer: Any = _TensorBoard(package, folder / "tensorboard", start)
             else:
-                writer = _Hosted(package, config.log[name], names[name], folder, config, had)
+                writer = _Hosted(package, config.log[name], names[name], folder, config, sent)
             self._writers.append(writer)
             if late:
                 log.write_json(self._known, names)
@@ -81,19 +80,20 @@ class Trackers:
                         writer.numbers(title, row["step"], _numbers(row))
 
     def write(self, table: str, row: Mapping[str, Any]) -> None:
-        """A row of "metrics" or "evals"."""
+        """Sends a row of "metrics" or "evals"."""
         for writer in self._writers:
             writer.numbers(table, row["step"], _numbers(row))
 
     def pictures(self, step: int, paths: Sequence[Path]) -> None:
-        """The PNG files among `paths`, called after their names."""
+        """Sends the PNG files among `paths` under their stems."""
         for writer in self._writers:
             writer.pictures(step, {path.stem: path for path in paths if path.suffix == ".png"})
 
     def final(
         self, step: int, results: Mapping[str, Mapping[str, float]], paths: Sequence[Path]
     ) -> None:
-        """The final scores {row: {score: number}} as a table, and the pictures; once in a run."""
+        """Sends the final scores {row: {score: number}} as a table, and the pictures; once per
+        step."""
         if not self._writers or self._names.get("final") == step:
             return
         self.pictures(step, paths)
@@ -111,8 +111,8 @@ class Trackers:
 
 
 def check(config: ConfigDict, folder: Path) -> None:
-    """Raises InputError if a tracker is asked for whose package is not installed, and if the run
-    folder's trackers.json is not what a run writes."""
+    """Raises InputError if the package of an enabled tracker is not installed, or if trackers.json
+    in the run directory is invalid."""
     _recorded(folder)
     for name in _PACKAGES:
         if config.log[name]:
@@ -120,7 +120,7 @@ def check(config: ConfigDict, folder: Path) -> None:
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """What trackers.json holds: the names of the run, and the step of the final report."""
+    """The contents of trackers.json: the run's names, and the step of the final report."""
     path, examples = folder / _FILE, {**dict.fromkeys(_PACKAGES, ""), "final": 0}
     recorded = config_lib.read_json(path, examples) if path.exists() else {}
     return {name: value for name, value in recorded.items() if value is not None}
@@ -128,9 +128,9 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 class _TensorBoard:
     def __init__(self, package, folder: Path, start: int):
-        # Readers drop what an earlier file holds from this step on.
+        # TensorBoard drops earlier files' events from this step on.
         purged = start + 1 if start else 0
-        # Files are called after the second, and two processes may start within one.
+        # File names contain the time in seconds, and two processes may start within one.
         suffix = f".{start}"
         words: dict = dict(purge_step=purged, filename_suffix=suffix, flush_secs=_FLUSHED)
         self._writer = package.SummaryWriter(str(folder), **words)
@@ -158,25 +158,25 @@ class _TensorBoard:
 
 
 class _Hosted:
-    """Weights & Biases, or trackio, which has its functions."""
+    """Weights & Biases, or trackio, which offers the same functions."""
 
-    def __init__(self, package, project, name, folder, config, had):
-        self._package, self._had = package, had
+    def __init__(self, package, project, name, folder, config, sent):
+        self._package, self._sent = package, sent
         words = dict(project=project, name=name, config=config.to_dict(), resume="allow")
         self._own_axis = package.__name__ == "wandb"
         if self._own_axis:
             words |= dict(id=name, dir=str(folder))
         self._run = package.init(**words)
         if self._own_axis:
-            # Its own counter only grows, and would drop what is logged again at an earlier step.
+            # The built-in step counter only grows, and would drop rows of an earlier step.
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")
 
     def config(self, config):
-        del config  # `init` has it
+        del config  # passed to `init` already
 
     def numbers(self, table, step, row):
-        if step > self._had.get(table, -1):
+        if step > self._sent.get(table, -1):
             self._log(step, row)
 
     def pictures(self, step, paths):

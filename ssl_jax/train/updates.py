@@ -1,8 +1,8 @@
-"""Update rules: name -> optax transformation, from the section `optim`, learning rate, weight decay
-and the tree that says what decays.
+"""Update rules: {name: (section `optim`, learning rate, weight decay, tree of decayed leaves) ->
+optax transformation}.
 
-The learning rate scales the decay in all of them; sgd and lars add the decay to the gradient,
-before momentum, the others to the step.
+The learning rate scales the decay in all of them. sgd and lars add the decay to the gradient,
+before momentum; the others add it to the update.
 """
 
 import math
@@ -21,7 +21,7 @@ def _adamw(config, lr, weight_decay, decayed):
 
 
 def _lars(config, lr, weight_decay, decayed):
-    # What does not decay is not scaled by the ratio of norms either (code of SimCLR and BYOL).
+    # As in the code of SimCLR and BYOL, the trust ratio scales only the parameters that decay.
     return optax.lars(lr, weight_decay, decayed, trust_ratio_mask=decayed, momentum=config.beta1)
 
 
@@ -37,13 +37,13 @@ def _sgd(config, lr, weight_decay, decayed):
 
 def _muon(config, lr, weight_decay, decayed):
     def dimensions(x):
-        # None: Adam. A token [1, d] or a gain [1, K] has no directions to make orthogonal.
+        # None selects Adam: a token [1, d] or a gain [1, K] has only one direction.
         return optax.contrib.MuonDimensionNumbers() if x.ndim == 2 and min(x.shape) > 1 else None
 
-    # 0.2: the root mean square of a step is about Adam's, so that lr and weight decay mean the same
-    # (Liu et al. 2025, "Muon is scalable for LLM training").
+    # 0.2 makes the root mean square of an update about that of Adam's, so that lr and weight decay
+    # carry over (Liu et al. 2025, "Muon is scalable for LLM training").
     direction = optax.contrib.muon(
-        -1.0,  # so that it gives the direction, to which decay is added
+        -1.0,  # returns the direction itself, to which decay is added
         beta=config.beta1,
         eps=config.eps,
         adam_b1=config.beta1,
@@ -61,8 +61,8 @@ def _muon(config, lr, weight_decay, decayed):
 def _scale_by_adam(beta1, beta2, eps):
     """optax.scale_by_adam, but with a bias correction that is exact in float32.
 
-    optax rounds beta before it takes 1 - beta^t. In the first hundred updates its steps are off by
-    up to 1e-5 for beta2 = 0.999 and 1e-4 for 0.9999; these by less than 1e-6.
+    optax rounds beta before computing 1 - beta^t. In the first hundred updates, its steps are off
+    by up to 1e-5 for beta2 = 0.999 and 1e-4 for 0.9999; these by less than 1e-6.
     """
     adam = optax.scale_by_adam(beta1, beta2, eps)
 
@@ -78,7 +78,7 @@ def _scale_by_adam(beta1, beta2, eps):
 
 
 def _bias_correction(beta: float, count):
-    """1 - beta^count, without the cancellation."""
+    """1 - beta^count without cancellation."""
     return 1.0 if beta == 0 else -jnp.expm1(count * math.log(beta))
 
 

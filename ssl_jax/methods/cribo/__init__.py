@@ -30,15 +30,15 @@ __all__ = ["Outputs", "check", "defaults", "make"]
 
 
 class Outputs(NamedTuple):
-    """Both views of an image. All but the first two are None where no loss is of objects."""
+    """Outputs for both views of an image. All but the first two are None without object losses."""
 
     student: jax.Array  # [B, 2, e], class tokens after the hidden layers of the head
     teacher: jax.Array  # [B, 2, e]
     student_tokens: jax.Array | None = None  # [B, 2N, d], of view 1, then of view 2
     teacher_tokens: jax.Array | None = None  # [B, 2N, d]
     positions: jax.Array | None = None  # [B, 2N, 2], (y, x) in source pixels
-    seeds: jax.Array | None = None  # [B] keys of the first centroids
-    labels: jax.Array | None = None  # [B, 2N] uint8, of masks (table 11), else None
+    seeds: jax.Array | None = None  # [B] keys of the initial centroids
+    labels: jax.Array | None = None  # [B, 2N] uint8, classes from masks (table 11), else None
 
 
 def make(config: ConfigDict) -> base.Method:
@@ -56,8 +56,8 @@ def make(config: ConfigDict) -> base.Method:
     assign = objects.clustering(c, c.clusters)
 
     def init(key):
-        """Encoder, trunk and last layer of the head for each level; carry: a center per level,
-        zeros, and the memory of objects, empty.
+        """Encoder, and a head with a trunk and a last layer per level; carry: zero centers per
+        level and an empty memory of objects.
         """
         keys = jax.random.split(key, 4)
         head = {"trunk": trunk.init(keys[1])}
@@ -79,7 +79,7 @@ def make(config: ConfigDict) -> base.Method:
         if "objects" not in levels:
             return gram.seen(config, images, student.patches, clean.patches)
         side = group.images.shape[2] // m.patch
-        # Clustering waits for the whole batch, over which its costs may be normalised.
+        # Clustering follows in the objective, as its costs may be normalised over the batch.
         outputs = images._replace(
             student_tokens=joint(student.patches),
             teacher_tokens=joint(clean.patches),
@@ -90,8 +90,8 @@ def make(config: ConfigDict) -> base.Method:
         return gram.seen(config, outputs, student.patches, clean.patches)
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """L = L_g + L_cv + L_ci (eq. 11); then the centers follow, and the memory takes this
-        batch's objects.
+        """L = L_g + L_cv + L_ci (eq. 11); then updates the centers and pushes this batch's objects
+        into the memory.
         """
         tau = multicrop.teacher_temperature(c, progress.epoch, c.teacher_temperature_epochs)
 
@@ -112,8 +112,8 @@ def make(config: ConfigDict) -> base.Method:
         metrics = {"global_loss": terms.pop("loss"), "teacher_temperature": tau}
         metrics |= {f"image_{name}": value for name, value in terms.items()}
         metrics["embedding_spread"] = base.spread(target)
-        one = jnp.ones((target.shape[1], 1), bool)
-        center = {"images": images.moved_center(target[:, :, None], one, c.center_momentum)}
+        valid = jnp.ones((target.shape[1], 1), bool)
+        center = {"images": images.moved_center(target[:, :, None], valid, c.center_momentum)}
         carry = carry | {"center": carry["center"] | center}
         if "objects" not in levels:
             return loss, base.Output(carry, metrics)
@@ -121,7 +121,7 @@ def make(config: ConfigDict) -> base.Method:
         return loss + objects_loss, base.Output(out.carry, metrics | out.metrics)
 
     def of_objects(params, teacher, outputs, carry, level, progress):
-        """L_cv + L_ci with the objects of this batch and those of the memory."""
+        """L_cv + L_ci from the objects of this batch and of the memory."""
         lam = position_weight(c, progress)
         if c.clustering == "masks":
             assigned = oracle.clusters(outputs.labels, c.clusters)
@@ -141,13 +141,13 @@ def make(config: ConfigDict) -> base.Method:
         new = carry | {"center": carry["center"] | {"objects": center}}
         retrieved = {}
         if retrieves:
-            neighbours, counted, rows, found = bootstrap(
+            neighbours, counted, rows, meters = bootstrap(
                 object_tokens, valid, outputs.labels, assigned, carry["memory"]
             )
-            metrics |= found
-            # Images first: devices share the head's work by them.
-            near = multicrop.views_first(embed(teacher, neighbours))
-            retrieved = dict(neighbours=near, cycle=counted, counts=c.counts)
+            metrics |= meters
+            # Images first: the head's work is sharded over them.
+            embedded = multicrop.views_first(embed(teacher, neighbours))
+            retrieved = dict(neighbours=embedded, cycle=counted, counts=c.counts)
             new["memory"] = rows
         terms = losses.cribo_objects(
             student,
@@ -168,9 +168,9 @@ def make(config: ConfigDict) -> base.Method:
         return loss, base.Output(new, metrics)
 
     def bootstrap(object_tokens, valid, labels, assigned, memory):
-        """Neighbours [B, 2, K, d] of the objects, which count [2, B, K], rows for the memory, and
-        metrics."""
-        # Both searches and the memory need all objects: they are sent once.
+        """Neighbours [B, 2, K, d] of the objects, whether each counts [2, B, K], rows for the
+        memory, and metrics."""
+        # Gather the objects once for both searches and the memory.
         all_objects, sets = devices.whole(object_tokens), None
         neighbours, index, counted, exists = objects.retrieve(
             all_objects, valid, memory, group=c.group
@@ -187,7 +187,7 @@ def make(config: ConfigDict) -> base.Method:
         return neighbours, counted, objects.remembered(all_objects, valid, sets), metrics
 
     def show(params, images, features, tokens, constants):
-        """clusters, objects and exist, see `objects.find`."""
+        """Extras "clusters", "objects" and "exist", see `objects.find`."""
         return objects.find(images.shape[1:3], features.patches, c, seed=config.seed)
 
     method = base.Method(
@@ -215,8 +215,8 @@ def joint(array: jax.Array) -> jax.Array:
 
 
 def health(metrics: Mapping[str, float], prototypes: int) -> list[str]:
-    """Targets of images and objects; views that share no object; a full memory that nothing comes
-    back from.
+    """Warns of collapsed targets, of views that share no object, and of a full memory without
+    cycle-consistent neighbours.
     """
     warnings = base.spread_warnings(metrics)
     warnings += base.assignment_warnings(metrics, image=prototypes, object=prototypes)

@@ -1,4 +1,4 @@
-"""The distributions of CrIBo over its prototypes: images have some, objects have others."""
+"""CrIBo's distributions over prototypes, which differ for images and objects."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,7 @@ from ssl_jax import ops
 class Level(NamedTuple):
     """Last layers and center of images, or of objects.
 
-    Logits are made where they are needed and not before: those of all objects would not fit into
-    memory.
+    Logits are computed only on demand, since those of all objects would not fit into memory.
     """
 
     student: jax.Array  # [e, P]
@@ -22,8 +21,8 @@ class Level(NamedTuple):
     teacher_temperature: jax.Array
 
     def log_target(self, embeddings: jax.Array) -> jax.Array:
-        """Logarithms of the teacher's predictions [..., P] from its embeddings [..., e] (eq. 5, 7
-        and 9, with DINO's center).
+        """Logarithms of the teacher's predictions [..., P] for embeddings [..., e] (eq. 5, 7 and 9,
+        with DINO's center).
         """
         logits = _logits(embeddings, self.teacher)
         return ops.centered_softmax(
@@ -31,16 +30,16 @@ class Level(NamedTuple):
         )
 
     def log_prediction(self, embeddings: jax.Array) -> jax.Array:
-        """Logarithms of the student's predictions [..., P] from its embeddings [..., e]."""
+        """Logarithms of the student's predictions [..., P] for embeddings [..., e]."""
         return jax.nn.log_softmax(_logits(embeddings, self.student) / self.student_temperature)
 
     def moved_center(self, embeddings: jax.Array, valid: jax.Array, momentum: float) -> jax.Array:
-        """The center after the teacher's embeddings [2, B, K, e], of which those of the objects
-        valid [B, K] count; without any it stays.
+        """The center updated by the teacher's embeddings [2, B, K, e] of the valid [B, K] objects;
+        unchanged if there are none.
         """
         count = 2 * valid.sum()
         total = jnp.where(valid[..., None], embeddings, 0).sum(axis=(0, 1, 2))
-        # Logits are linear in the embeddings, so their mean is that of the mean embedding.
+        # Logits are linear in the embeddings: their mean is the logits of the mean embedding.
         mean = total / jnp.maximum(1, count) @ self.teacher.astype(jnp.float32)
         return jnp.where(
             count > 0, ops.ema_center(self.center, mean, momentum=momentum), self.center
@@ -48,6 +47,6 @@ class Level(NamedTuple):
 
 
 def _logits(embeddings, prototypes):
-    """Their product in the type of the prototypes, float32."""
+    """Logits, multiplied in the type of the prototypes and accumulated in float32."""
     embeddings = embeddings.astype(prototypes.dtype)
     return jnp.matmul(embeddings, prototypes, preferred_element_type=jnp.float32)

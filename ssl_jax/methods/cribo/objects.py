@@ -1,4 +1,4 @@
-"""The objects of CrIBo: finding, remembering and retrieving them."""
+"""Finds, stores and retrieves the objects of CrIBo."""
 
 from collections.abc import Callable
 
@@ -11,19 +11,19 @@ from ssl_jax.methods import base
 from ssl_jax.ops import devices, numerics
 from ssl_jax.views import boxes
 
-CLUSTERS = 12  # of a single image at most, as in the figures of the paper
-WORDS = 8  # of 32 bits, one for each of the 256 values of a mask
+CLUSTERS = 12  # most clusters of a single image, as in the figures of the paper
+WORDS = 8  # 32-bit words of a class set, with one bit for each of the 256 values of a mask
 VIEWS = ("first", "second")  # names of the two halves of the memory
 
 
 def clustering(section: ConfigDict, num_clusters: int) -> Callable:
-    """The clustering of tokens that a section `cribo` of the config describes (appendix B).
+    """The clustering of tokens by the settings of a config section `cribo` (appendix B).
 
     Returns:
       assign(tokens [B, n, d], positions [B, n, 2], seeds [B] keys, position_weight) -> assignments
-      [B, n, K] to K = num_clusters objects; position_weight, lambda_pos, is a number or a traced
-      scalar. K-means (table 12) has neither balance nor positions. Of images without masks those
-      of clustering="masks" are found as by default.
+      [B, n, K] to K = num_clusters objects. position_weight is lambda_pos, a number or a traced
+      scalar. K-means (table 12) uses neither balance nor positions. clustering="masks" clusters
+      as "sinkhorn" here, for images without masks.
     """
     kmeans = section.clustering == "kmeans"
 
@@ -48,8 +48,8 @@ def clustering(section: ConfigDict, num_clusters: int) -> Callable:
 def empty_memory(size: int, width: int, *, class_sets: bool = False) -> ops.Memory:
     """A memory of `size` objects.
 
-    A row is an object in both views, so that they stay paired, whether it is valid, and the inverse
-    norms that the search needs. class_sets: also the classes of both, see `oracle.class_sets`.
+    A row holds an object in both views, so that they stay paired, its validity, and the inverse
+    norms for the search. class_sets: whether it also holds class sets, see `oracle.class_sets`.
     """
     spec = dict.fromkeys(VIEWS, ((width,), jnp.float32)) | {
         f"{name}_inverse_norm": ((), jnp.float32) for name in VIEWS
@@ -62,17 +62,16 @@ def empty_memory(size: int, width: int, *, class_sets: bool = False) -> ops.Memo
 def retrieve(
     objects: jax.Array, valid: jax.Array, memory: ops.Memory, *, group: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Nearest neighbours in the memory (eq. 2) and whether the way back leads to the object again
-    (eq. 4).
+    """Nearest neighbours in the memory (eq. 2) and their cycle consistency (eq. 4).
 
     Args:
-      objects: the teacher's [B, 2, K, d].
+      objects: [B, 2, K, d], the teacher's.
       valid: [B, K] bool.
-      memory: as it is before it takes these objects.
-      group: images among which the way back is searched; 0 = all.
+      memory: the memory before these objects are pushed.
+      group: number of images in which the way back is searched; 0 = all.
 
     Returns:
-      neighbours [B, 2, K, d], raw rows of the memory; index [2, B, K], which rows; consistent
+      neighbours [B, 2, K, d], raw rows of the memory; index [2, B, K] of these rows; consistent
       [2, B, K] bool; exists, bool: whether the memory holds any object.
     """
     rows, exists = memory["rows"], ops.memory_valid(memory) & memory["rows"]["valid"]
@@ -89,23 +88,23 @@ def retrieve(
             group_size=group or None,
             cut_bank=True,
         )
-        near = devices.take(rows[name], cycle.index.reshape(-1), cut=True)
-        neighbours.append(near.reshape(*cycle.index.shape, -1))
+        nearest = devices.take(rows[name], cycle.index.reshape(-1), cut=True)
+        neighbours.append(nearest.reshape(*cycle.index.shape, -1))
         indices.append(cycle.index)
         consistent.append(cycle.consistent)
-    near = jnp.stack(neighbours, axis=1)
-    return near, jnp.stack(indices), jnp.stack(consistent), exists.any()
+    nearest = jnp.stack(neighbours, axis=1)
+    return nearest, jnp.stack(indices), jnp.stack(consistent), exists.any()
 
 
 def remembered(
     objects: jax.Array, valid: jax.Array, class_sets: jax.Array | None = None
 ) -> base.Push:
-    """Rows for the memory of objects [B, 2, K, d] with their validity [B, K] and, where it has
-    them, classes [B, 2, K, WORDS]: K rows an image, so that the oldest images go first.
+    """Memory rows of objects [B, 2, K, d] with validity [B, K] and optionally class sets
+    [B, 2, K, WORDS]: K rows per image, so that the oldest images are replaced first.
     """
     rows = {"valid": valid.reshape(-1)}
     for view, name in enumerate(VIEWS):
-        # Of objects that all devices have: XLA would shard the rows, and send them all again.
+        # Replicated like the objects: XLA would shard the rows and gather them again.
         rows[name] = devices.whole(objects[:, view].reshape(-1, objects.shape[-1]))
         square = jnp.square(rows[name]).sum(axis=-1)
         rows[f"{name}_inverse_norm"] = jax.lax.rsqrt(jnp.where(square > 0, square, 1))
@@ -115,7 +114,7 @@ def remembered(
 
 
 def bootstrapping(consistent: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
-    """Z_1, Z_2 and the share of cycles that close, of the valid objects and of all B K candidates
+    """Z_1, Z_2 and the share of closed cycles, among valid objects and among all B K candidates
     (fig. 6).
     """
     cycles = consistent.sum(axis=(1, 2)).astype(jnp.float32)
@@ -131,8 +130,10 @@ def bootstrapping(consistent: jax.Array, valid: jax.Array) -> dict[str, jax.Arra
 def find(
     size: tuple[int, int], patches: jax.Array, section: ConfigDict, *, seed: int
 ) -> dict[str, jax.Array]:
-    """Objects of single images with patches [B, h, w, d]: "clusters" [B, h, w] int32 of their
-    patches, "objects" [B, K, d], their mean patches, and "exist" [B, K] bool, which of these do.
+    """Objects of single images with patches [B, h, w, d].
+
+    Returns "clusters" [B, h, w] int32, the cluster of each patch; "objects" [B, K, d], their mean
+    patches; "exist" [B, K] bool, whether a cluster has patches.
 
     size: (height, width) of the images in pixels.
     """
@@ -145,7 +146,7 @@ def find(
     seeds = jax.random.split(numerics.key(seed), count)
     labels = assign(tokens, positions, seeds, section.position_weight).argmax(axis=-1)
     assigned = jax.nn.one_hot(labels, num_clusters)
-    # The image stands for both of its views.
+    # The image serves as both views.
     means, valid = ops.object_tokens(*(jnp.concatenate([x, x], axis=1) for x in (tokens, assigned)))
     clusters = labels.reshape(count, rows, columns)
     return {"clusters": clusters, "objects": means[:, 0], "exist": valid}

@@ -1,5 +1,5 @@
-"""The supervised oracles of CrIBo (section C.9, table 11): objects, and neighbours that count, from
-the classes of the images' masks at their patches.
+"""The supervised oracles of CrIBo (section C.9, table 11): objects and accepted neighbours from
+the classes of segmentation masks.
 """
 
 import jax
@@ -9,15 +9,15 @@ from ssl_jax import ops
 from ssl_jax.methods.cribo.objects import VIEWS, WORDS
 from ssl_jax.ops import devices
 
-IGNORE = 255  # the class of a patch without one
+IGNORE = 255  # label of a patch without a class
 
 
 def clusters(labels: jax.Array, num_clusters: int) -> jax.Array:
-    """Assigns the patches of an image to objects by their class: one object for each class.
+    """Assigns the patches of an image to objects by class, one object per class.
 
     Args:
       labels: [B, 2N] uint8, classes of the patches of view 1, then of view 2.
-      num_clusters: K; of more classes in an image those with the highest numbers are left out.
+      num_clusters: K; if an image has more classes, those with the highest numbers are dropped.
 
     Returns:
       float32 [B, 2N, K], one-hot, in the order of the classes; zeros for patches without a class.
@@ -29,18 +29,18 @@ def clusters(labels: jax.Array, num_clusters: int) -> jax.Array:
 
 
 def class_sets(labels: jax.Array, assigned: jax.Array) -> jax.Array:
-    """The classes that the patches of an object have, in each view.
+    """The set of classes of each object's patches, per view.
 
     Args:
       labels: [B, 2N] uint8. assigned: [B, 2N, K] >= 0; a patch belongs to its largest entry.
 
     Returns:
-      uint32 [B, 2, K, WORDS]: bit c % 32 of word c // 32 is that of class c.
+      uint32 [B, 2, K, WORDS]; bit c % 32 of word c // 32 stands for class c.
     """
     batch, count, num_clusters = assigned.shape
     member = (assigned > 0) & (assigned == assigned.max(axis=-1, keepdims=True))
     pairs = (x.reshape(batch, 2, count // 2, -1) for x in (member, _one_hot(labels)))
-    # Sums of zeros and ones: any type counts past 0.
+    # Counts of zeros and ones; only whether they exceed 0 matters.
     seen = jnp.einsum("bvnk,bvnc->bvkc", *(x.astype(jnp.float32) for x in pairs)) > 0
     bits = seen.reshape(batch, 2, num_clusters, WORDS, 32).astype(jnp.uint32)
     return (bits << jnp.arange(32, dtype=jnp.uint32)).sum(axis=-1, dtype=jnp.uint32)
@@ -48,10 +48,10 @@ def class_sets(labels: jax.Array, assigned: jax.Array) -> jax.Array:
 
 def same_classes(sets: jax.Array, memory: ops.Memory, index: jax.Array) -> jax.Array:
     """Whether objects have the same set of classes as their neighbours, bool [2, B, K]; False for
-    objects without any class.
+    objects without classes.
 
     Args:
-      sets: [B, 2, K, WORDS]. index: [2, B, K], rows of the memory, of either view.
+      sets: [B, 2, K, WORDS]. index: [2, B, K], memory rows of the neighbours in each view.
     """
     same = []
     for view, name in enumerate(VIEWS):
@@ -62,6 +62,6 @@ def same_classes(sets: jax.Array, memory: ops.Memory, index: jax.Array) -> jax.A
 
 
 def _one_hot(labels):
-    """Bool [..., 256], False in all places for patches without a class."""
+    """Bool [..., 256], all False for patches without a class."""
     classes = jnp.arange(32 * WORDS)
     return (labels[..., None] == classes) & (classes != IGNORE)

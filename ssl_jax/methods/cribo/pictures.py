@@ -1,4 +1,4 @@
-"""What CrIBo shows: objects beside their nearest neighbours in other images."""
+"""Pictures of CrIBo: objects with their nearest neighbours in other images."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,12 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.pictures.base import Panel, Picture, register
 
 IMAGES = 6  # rows
-OBJECTS = 4  # of an image, the largest
+OBJECTS = 4  # largest objects shown per image
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """{"matches": objects and their nearest neighbours (CrIBo fig. 4 and 5)}; {} for a single
-    image, which has no neighbours.
+    image.
     """
     if len(images) < 2:
         return {}
@@ -46,8 +46,8 @@ def matches(
 
 
 def nearest_elsewhere(means: jax.Array, valid: jax.Array, i: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine [K] and index [K] (into the flattened [B K]) of the object of another image that is
-    nearest to each of image i.
+    """Cosine [K] and index [K] (into the flattened [B K]) of the nearest object in other images to
+    each object of image i.
     """
     elsewhere = valid & (jnp.arange(len(means)) != i)[:, None]
     nearest = ops.nearest(means[i], means.reshape(-1, means.shape[-1]), where=elsewhere.reshape(-1))

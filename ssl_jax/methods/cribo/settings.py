@@ -1,4 +1,4 @@
-"""The settings of CrIBo."""
+"""The section `cribo` of the config and its checks."""
 
 import math
 
@@ -91,7 +91,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     c, v = config.cribo, config.views
     if not any(c[name] for name in WEIGHTS):
         raise InputError(
@@ -129,9 +129,7 @@ def learns_from_masks(section: ConfigDict) -> bool:
 
 
 def position_weight(section: ConfigDict, progress: base.Progress) -> jax.Array:
-    """lambda_pos: constant, or linear from the first to the last epoch, constant within an
-    epoch.
-    """
+    """lambda_pos: constant, or linear over epochs and constant within each."""
     if section.final_position_weight < 0:
         return jnp.float32(section.position_weight)
     return ops.linear_warmup(

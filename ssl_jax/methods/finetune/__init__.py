@@ -1,9 +1,9 @@
-"""Fine-tuning: an encoder that some method pretrained is trained further, with labels.
+"""Fine-tuning: trains a pretrained encoder further, with labels.
 
-No method of a paper here, but what their papers measure: the encoder and a linear classifier on the
-token of the image, trained end to end (BEiT's and DeiT's recipes; SOP and SOVE table 1 and 3,
-STELLAR table 12). The weights come from `init_from`. RandAugment, erasing, mixup and CutMix are
-part of the views (`views.recipe`); what is evaluated is the moving average of the weights.
+The papers here use it as a measure: the encoder and a linear classifier on the image token are
+trained end to end (recipes of BEiT and DeiT; SOP and SOVE table 1 and 3, STELLAR table 12). The
+weights come from `init_from`. RandAugment, erasing, mixup and CutMix are part of the views
+(`views.recipe`); the moving average of the weights is evaluated.
 """
 
 import math
@@ -23,8 +23,8 @@ __all__ = ["check", "defaults", "make", "rules", "targets"]
 
 
 class Outputs(NamedTuple):
-    """Scores [B, C]; label and partner [B] int32, the classes in the image, and share [B], that of
-    the first."""
+    """scores [B, C]. label, partner: [B] int32, the two classes in a mixed image. share: [B], the
+    share of `label`."""
 
     scores: jax.Array
     label: jax.Array
@@ -33,8 +33,8 @@ class Outputs(NamedTuple):
 
 
 def targets(outputs: Outputs, smoothing: float) -> jax.Array:
-    """[B, C], rows sum to 1: the classes of an image by their shares, smoothed (Szegedy
-    et al. 2016, section 7)."""
+    """Target distributions [B, C]: the classes of an image by their shares, smoothed (Szegedy et
+    al. 2016, section 7)."""
     classes, share = outputs.scores.shape[-1], outputs.share[:, None]
     first, second = (jax.nn.one_hot(x, classes) for x in (outputs.label, outputs.partner))
     return (1 - smoothing) * (share * first + (1 - share) * second) + smoothing / classes
@@ -63,7 +63,7 @@ def make(config: ConfigDict) -> base.Method:
         return params | {"classifier": classifier.init(key_classifier)}, None
 
     def scores(params, image):
-        """[B, C] from the token of the image [B, d]."""
+        """Class scores [B, C] from image tokens [B, d]."""
         if hidden:
             image = jax.nn.gelu(hidden.apply(params["hidden"], image), approximate=False)
         return classifier.apply(params["classifier"], image)
@@ -75,24 +75,23 @@ def make(config: ConfigDict) -> base.Method:
         return Outputs(scores(params, multicrop.global_token(tokens, c.global_token)), *truth)
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """Cross-entropy to the smoothed shares. The accuracy is that of the class with the larger
+        """Cross-entropy with the smoothed shares. The accuracy refers to the class with the larger
         share."""
         each = optax.softmax_cross_entropy(outputs.scores, targets(outputs, c.smoothing))
         major = jnp.where(outputs.share >= 0.5, outputs.label, outputs.partner)
-        right = outputs.scores.argmax(axis=-1) == major
-        return each.mean(), base.Output(carry, {"accuracy": right.mean(dtype=jnp.float32)})
+        correct = outputs.scores.argmax(axis=-1) == major
+        return each.mean(), base.Output(carry, {"accuracy": correct.mean(dtype=jnp.float32)})
 
     def show(params, images, features, *_):
-        """logits [B, C], the scores of the classes."""
+        """Extra logits [B, C], the class scores."""
         return {"logits": scores(params, features.image)}
 
     t = config.teacher
     slowest = min(t.momentum, t.final_momentum)
-    left = slowest**config.run.total_steps if c.average else 0.0
+    initial_share = slowest**config.run.total_steps if c.average else 0.0
 
     def health(metrics):
-        """Warns where the classifier is worse than one that knows nothing, and where what is
-        evaluated is an average that goes too far back."""
+        """Warns of a loss above chance, and of a moving average that is too slow for the run."""
         warnings = []
         loss, chance = metrics.get("loss"), math.log(c.classes)
         if loss is not None and loss > chance + 0.1:
@@ -100,9 +99,9 @@ def make(config: ConfigDict) -> base.Method:
                 f"worse than chance: the loss is {loss:.2f}, that of random guesses {chance:.2f};"
                 " lower optim.lr or raise optim.warmup_epochs"
             )
-        if left > 0.1:
+        if initial_share > 0.1:
             warnings.append(
-                f"slow average: the initial weights will make up {100 * left:.0f} % of the"
+                f"slow average: the initial weights will make up {100 * initial_share:.0f} % of the"
                 " final average; lower teacher.momentum or set finetune.average=False"
             )
         return warnings
@@ -125,10 +124,10 @@ def _all(params):
 
 
 def rules(depth: int, decay: float) -> base.Rules:
-    """Learning rates that shrink towards the input (BEiT, Bao et al. 2022, appendix): the factor of
-    the classifier, of its layers and of the final norm is 1, of block i (0 = the first) it is
-    decay^(depth - i), of what lies before it decay^(depth + 1). Tokens and position codes never
-    decay; of the rest matrices do."""
+    """Layer-wise learning-rate decay (BEiT, Bao et al. 2022, appendix): the factor is 1 for the
+    classifier and the final norm, decay^(depth - i) for block i (0 = the first), and
+    decay^(depth + 1) before the blocks. Weight decay applies to matrices except tokens and position
+    codes."""
     lowest, *of_blocks = (layer_factor(decay, depth, i) for i in range(-1, depth))
     return (
         ("backbone/(cls|position|registers|queries)", base.Rule(lr=lowest, decay=False)),

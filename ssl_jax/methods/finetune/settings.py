@@ -1,4 +1,4 @@
-"""The section `finetune` of the config, what it refuses, and the views that follow from it."""
+"""The section `finetune` of the config, its checks and its views."""
 
 from ml_collections import ConfigDict
 
@@ -62,8 +62,8 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other, and views that fine-tuning has no use for.
-    Raises InputError."""
+    """Raises InputError for settings that contradict each other, and for views that fine-tuning
+    does not use."""
     c, v, m = config.finetune, config.views, config.model
     section_keys.check_no_masks(config, "fine-tuning")
     if v.global_count != 1 or v.local_count:
@@ -111,7 +111,7 @@ def check(config: ConfigDict) -> None:
 
 
 def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
-    """One crop with labels and the augmentations that the config asks for."""
+    """One crop with labels and the augmentations of the config."""
     c, v, m = config.finetune, config.views, config.model
     fill = tuple(round(255 * x) for x in m.mean)
     policy = randaugment.RandAugment(**c.randaugment, fill=fill)

@@ -1,9 +1,9 @@
 """FLSL: feature-level self-supervised learning (NeurIPS 2023).
 
-Bi-level clustering of patch tokens, without a class token. Within a view, a token is pulled to its
-mode, one mean-shift step over the view's own tokens (self-attention without parameters). Between
-views, the mode's centroid must be that of the teacher's mode, found by the same token in the
-teacher's view (cross-attention). So a student view has to lie inside the teacher's.
+Bi-level clustering of patch tokens, without a class token. Within a view, a token is pulled towards
+its mode: one mean-shift step over the tokens of the view (self-attention without parameters).
+Between views, the mode's centroid must match that of the teacher's mode, which the same token finds
+in the teacher's view (cross-attention). Hence a student view must lie inside the teacher's.
 """
 
 from typing import NamedTuple
@@ -19,13 +19,13 @@ from ssl_jax.methods.flsl import crops, modes
 from ssl_jax.models import heads
 from ssl_jax.views import windows
 
-WINDOWS = {"student": "window", "local": "local_window"}  # student views: the key of their window
+WINDOWS = {"student": "window", "local": "local_window"}  # {student view: key of its window}
 
 
 def defaults() -> dict:
     """The section `flsl` of the config: the paper's values for ViT-S/16 on ImageNet."""
-    # Inverse temperatures are given times the token width D. After a LayerNorm |z|^2 is D at first,
-    # so that they multiply cosines and keep their meaning at any width. The published code has
+    # The keys hold inverse temperatures times the token width D. |z|^2 is initially D after a
+    # LayerNorm, so they multiply cosines and are independent of the width. The published code has
     # tau = .1 / sqrt(384) and .2 / sqrt(384) for every network: D = 768 doubles tau x D.
     return dict(
         v=key(0.03, "weight of a token's distance to its mode; 0 collapses", least=0),
@@ -81,7 +81,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     c, v, m = config.flsl, config.views, config.model
     section_keys.check_no_masks(config, "FLSL")
     if m.cls or m.queries:
@@ -105,10 +105,10 @@ class Outputs(NamedTuple):
     """Outputs at the Q sampled tokens of all student views of an image."""
 
     tokens: jax.Array  # [B, Q, d], the student's
-    modes: jax.Array  # [B, Q, d], of these tokens in their own view
+    modes: jax.Array  # [B, Q, d], modes of these tokens in their own view
     student: jax.Array  # [B, Q, K], centroid scores of these modes
-    teacher: jax.Array  # [B, Q, K], of the modes in the teacher's view
-    attention: dict  # {meter: [B]}: how sharp the attention of the global student views is
+    teacher: jax.Array  # [B, Q, K], centroid scores of the modes in the teacher's view
+    attention: dict  # {meter: [B]}, sharpness of attention in the global student views
 
 
 def make(config: ConfigDict) -> base.Method:
@@ -119,7 +119,7 @@ def make(config: ConfigDict) -> base.Method:
     head = multicrop.prototype_head(m, c, c.prototypes)
 
     def init(key):
-        """Encoder and head; carry: the center [K], zeros, if targets are centered."""
+        """Encoder and head; carry: a zero center [K] if targets are centered."""
         key_backbone, key_head = jax.random.split(key)
         params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
         centered = c.targets == "centered"
@@ -139,8 +139,8 @@ def make(config: ConfigDict) -> base.Method:
         tau_sa, tau_ca = (sharpness(name, progress) / m.width for name in ("sa", "ca"))
         group = views["global"]
         if "other" in views:
-            both = jnp.concatenate([group.images, views["other"].images], axis=1)
-            group = group._replace(images=both)
+            images = jnp.concatenate([group.images, views["other"].images], axis=1)
+            group = group._replace(images=images)
         clean = patches(backbone.teacher, teacher, group)  # [B, T, N, d]
 
         parts = []
@@ -167,8 +167,8 @@ def make(config: ConfigDict) -> base.Method:
         return gram.seen(config, outputs, large)
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """L = v L_intra + eta L_inter + gamma L_vmr (eq. 13) over all tokens of the batch; then the
-        center, if there is one.
+        """L = v L_intra + eta L_inter + gamma L_vmr (eq. 13) over all tokens of the batch; then
+        updates the center, if there is one.
         """
         v = towards(c.v, c.v_start, progress.step, progress.total_steps)
         tau = multicrop.teacher_temperature(c, progress.epoch, c.teacher_temperature_epochs)
@@ -219,5 +219,5 @@ def make(config: ConfigDict) -> base.Method:
 
 
 def towards(end: float, start: float, position: jax.Array, total: float) -> jax.Array:
-    """`end`, reached from `start` at position `total` on half a cosine; start < 0: `end`."""
+    """Half a cosine from `start` to `end` at position `total`; always `end` if start < 0."""
     return ops.warmup_cosine(position, base=start if start >= 0 else end, end=end, total=total)

@@ -8,11 +8,11 @@ from ssl_jax.views import configured, recipe
 
 
 def nested(config: ConfigDict) -> recipe.ViewRecipe:
-    """Groups "global" and, if symmetric, "other": the teacher's views, one place in two treatments;
-    "student" and "local" inside it.
+    """The views by the sections flsl, views and model of a config.
 
-    From the sections flsl, views and model of a config. Without `flsl.nested` all crops are
-    independent.
+    Groups "global" and, for the symmetric loss, "other" are the teacher's views: one crop with two
+    photometric augmentations. "student" and "local" lie inside it, unless `flsl.nested` is false:
+    then all crops are independent.
     """
     c, v = config.flsl, config.views
 

@@ -1,4 +1,4 @@
-"""Modes of tokens in two views, found by attention without parameters."""
+"""Modes of tokens in two views, by attention without parameters."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ from ssl_jax.methods import multicrop
 
 
 class Modes(NamedTuple):
-    """Sampled tokens of the student views and their modes; all [B, Q, d], Q over all views."""
+    """Sampled tokens of all student views and their modes, each [B, Q, d]."""
 
     tokens: jax.Array
-    modes: jax.Array  # in the view of the token
+    modes: jax.Array  # in the token's view
     teacher_modes: jax.Array  # in the teacher's view
 
 
@@ -30,14 +30,14 @@ def both_views(
 
     Args:
       student: [B, V, n, d], all tokens of the student's views.
-      teacher: [B, T, N, d], all tokens of the teacher's views; student view v meets view v + 1 of
-        them, so that of two each meets the OTHER treatment of the crop.
-      index: [B, V, q], the tokens that ask.
+      teacher: [B, T, N, d], all tokens of the teacher's views. Student view v is paired with
+        teacher view (v + 1) mod T, so that with two it meets the OTHER augmentation of the crop.
+      index: [B, V, q], indices of the query tokens.
       tau_sa, tau_ca: inverse temperatures.
     """
     tokens = multicrop.take(student, index)
     modes = ops.mean_shift(tokens, student, inverse_temperature=tau_sa)
-    # The tokens ask, not their modes (eq. 12; algorithm 1 writes the modes).
+    # The queries are the tokens, as in eq. 12; algorithm 1 has their modes instead.
     queries, keys = jax.lax.stop_gradient(tokens), partner(teacher, student.shape[1])
     teacher_modes = ops.mean_shift(queries, keys, inverse_temperature=tau_ca)
     batch, width = student.shape[0], student.shape[-1]
@@ -45,7 +45,7 @@ def both_views(
 
 
 def partner(teacher: jax.Array, count: int) -> jax.Array:
-    """[B, count, N, d]: the teacher's view that each student view meets, of [B, T, N, d]."""
+    """[B, count, N, d]: the teacher view paired with each student view, from [B, T, N, d]."""
     return teacher[:, (np.arange(count) + 1) % teacher.shape[1]]
 
 
@@ -56,7 +56,7 @@ def attention_meters(
     tau_sa: float | jax.Array,
     tau_ca: float | jax.Array,
 ) -> dict[str, jax.Array]:
-    """How sharp both attentions are: mean entropy (nats) and mean largest weight of the rows, [B].
+    """Sharpness of both attentions: mean entropy (nats) and mean largest weight of the rows, [B].
 
     Arguments as in `both_views`.
     """

@@ -1,4 +1,5 @@
-"""What FLSL shows: how much of an image each patch resembles, and what single patches attend to."""
+"""Pictures of FLSL: the similarity of each patch to its image, and the attention of some
+patches."""
 
 import numpy as np
 
@@ -7,20 +8,20 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.pictures import similarity
 from ssl_jax.methods.pictures.base import Panel, Picture, register
 
-# Where the patches lie whose attention is shown: (y, x) in parts of the image.
+# Positions (y, x) of the patches whose attention is shown, as fractions of the image.
 PLACES = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """{"similarity": see `pictures.similarity`, "attention": of single patches}."""
+    """{"similarity": see `pictures.similarity`, "attention": see `attention`}."""
     images = np.asarray(images)
     seen = attention(images, encoder(images, attention=True))
     return similarity.draw(encoder, images) | {"attention": seen}
 
 
 def attention(images: np.ndarray, features: Features) -> Picture:
-    """What the patches at PLACES attend to in the last block, mean of the heads (FLSL fig. 4a). For
-    a network of patch tokens only.
+    """Attention of the patches at PLACES in the last block, averaged over heads (FLSL fig. 4a). For
+    networks with patch tokens only.
     """
     assert features.attention is not None
     h, w = features.patches.shape[1:3]

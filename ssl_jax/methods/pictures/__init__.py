@@ -1,1 +1,1 @@
-"""What pictures are, and those that pictures of several methods and evaluations share."""
+"""Types of pictures, and pictures shared by several methods and evaluations."""

@@ -1,4 +1,4 @@
-"""What a picture is, and the registry of the pictures of methods."""
+"""Types of pictures, and the registry of the methods' pictures."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,13 +9,13 @@ from ssl_jax.methods.encoder import Encoder
 
 
 class Panel(NamedTuple):
-    """One cell of a picture: an image, and what is laid over it.
+    """One cell of a picture: an image with overlays.
 
-    image: [H, W, C] in [0, 1], see `report.grid`; None: what would be laid over it is shown alone.
+    image: [H, W, C] in [0, 1], see `report.grid`; None: the overlays only.
     heat: [h, w] >= 0, drawn as a translucent map.
     labels: [h, w] int, drawn as translucent regions (below 0: none).
-    marks: (y, x) in 0..1 of the image. title: short text above.
-    frame: colour of a frame around it; "" = none.
+    marks: positions (y, x) in 0..1 of the image. title: short text above.
+    frame: colour of its frame; "" = none.
     """
 
     image: Any = None
@@ -29,9 +29,9 @@ class Panel(NamedTuple):
 class Picture(NamedTuple):
     """A grid of panels with a title; a row may be shorter than the others.
 
-    background: label that is drawn in light gray. legend: (colour or label, text) of each entry,
-    beside the grid under `legend_title`. from_zero: maps go from 0 to their maximum, else from
-    their minimum.
+    background: label drawn in light gray. legend: (colour or label, text) of each entry, next to
+    the grid under `legend_title`. from_zero: whether the colour scale of maps starts at 0 instead
+    of their minimum.
     """
 
     title: str
@@ -43,8 +43,8 @@ class Picture(NamedTuple):
 
 
 class Animation(NamedTuple):
-    """Panels of one size that are shown one after the other: their images with `labels`, where
-    there are, laid over in colour. milliseconds: of each."""
+    """Panels of one size as frames: their images, with `labels` (if any) as coloured overlays.
+    milliseconds: duration of a frame."""
 
     title: str
     frames: tuple[Panel, ...]
@@ -52,7 +52,7 @@ class Animation(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line of a chart: y [n] over x [n]; what is not finite is left out."""
+    """A line of a chart: y [n] over x [n], without non-finite points."""
 
     label: str
     x: Any
@@ -61,7 +61,7 @@ class Curve(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Curves over one x, with the labels of the axes."""
+    """Curves over one x, with axis labels."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -70,7 +70,7 @@ class Chart(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """Points [n, 2 or 3], coloured by labels [n] int (None: all alike); legend: (label, text)."""
+    """Points [n, 2 or 3], coloured by labels [n] int (None: one colour); legend: (label, text)."""
 
     title: str
     points: Any
@@ -79,8 +79,8 @@ class Scatter(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """How classes fared: values [c] in 0..1, called `measure`, NaN for a class that is not there,
-    and shares [c, c] of the examples of a class (row) by the class that they were taken for."""
+    """Results per class: values [c] in 0..1 of the score `measure`, NaN for absent classes, and
+    shares [c, c] of a true class's examples (row) by predicted class (column)."""
 
     title: str
     values: np.ndarray
@@ -105,25 +105,25 @@ def register(method: str, draw: Callable, *, images: int = 16, scenes: bool = Tr
 
     draw(encoder, images) -> {name: Picture}: encoder is a `methods.encoder.Encoder`, images [N, H,
     W, 3] float in [0, 1]; the arrays in the pictures are NumPy's.
-    images: N, how many it looks at. scenes: whether they show several objects, if an evaluation has
-    such images; else they are those of an evaluation without masks, if there is one.
+    images: N, the number of images. scenes: whether the images should show several objects (from an
+    evaluation with masks, if there is one) or one (from an evaluation without masks, if any).
     """
     _OWN[method] = _Own(draw, images, scenes)
 
 
 def wanted(method: str) -> tuple[int, bool] | None:
-    """How many images the method's own pictures look at, and whether these are scenes; None where
-    it has none of its own."""
+    """Number of images for the method's own pictures, and whether they should be scenes; None if it
+    has no pictures."""
     entry = _OWN.get(method)
     return (entry.images, entry.scenes) if entry else None
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """The pictures of the encoder's method for some images; {} where it has none of its own."""
+    """The pictures of the encoder's method for some images; {} if it has none."""
     name = encoder.config.method
     return _OWN[name].draw(encoder, images) if name in _OWN else {}
 
 
 def class_name(names: Sequence[str] | None, label: int) -> str:
-    """The name of a class, or its number where there is none."""
+    """The name of a class, or its number if it has no name."""
     return str(names[label]) if names is not None and label < len(names) else str(int(label))

@@ -1,4 +1,4 @@
-"""Images beside what a decoder makes of them."""
+"""Pictures of images and their reconstructions."""
 
 import jax
 import numpy as np
@@ -10,10 +10,10 @@ from ssl_jax.models import tokenizer
 
 
 def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
-    """What a network rebuilt, as pixels [B, H, W, 3] in [0, 1].
+    """A network's reconstruction as pixels [B, H, W, 3] in [0, 1].
 
-    config: of the run, whose method's section names the tokenizer if there is one. rebuilt: the
-    extra of that name: pixels, or codes int [B, h, w] of the tokenizer.
+    config: of the run; its method's section names the tokenizer, if there is one. rebuilt: the
+    extra "rebuilt": pixels, or codes int [B, h, w] of the tokenizer.
     """
     if not np.issubdtype(rebuilt.dtype, np.integer):
         return np.asarray(rebuilt)
@@ -23,7 +23,8 @@ def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
 
 
 def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:
-    """A row per image: the image, rebuilt, and the squared error. images, rebuilt: [n, H, W, 3]."""
+    """One row per image: the image, its reconstruction, and the squared error. images, rebuilt:
+    [n, H, W, 3]."""
     images, rebuilt = np.asarray(images), np.asarray(rebuilt)
 
     def row(image, guess):
@@ -38,6 +39,6 @@ def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:
 
 
 def _decibels(image: np.ndarray, guess: np.ndarray) -> str:
-    """The PSNR of pixels in [0, 1], at most 100 dB, as text."""
+    """The PSNR of pixels in [0, 1] as text, at most 100 dB."""
     error = np.square(np.asarray(image, np.float64) - guess).mean()
     return f"{-10 * np.log10(max(error, 1e-10)):.1f} dB"

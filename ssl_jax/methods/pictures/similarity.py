@@ -1,5 +1,5 @@
-"""Aggregated similarity: how much of its image each patch resembles, block by block (FLSL figs. 3,
-5 and 6); for any network.
+"""Aggregated similarity of each patch to its image, block by block (FLSL figs. 3, 5 and 6), for any
+network.
 """
 
 import jax
@@ -13,29 +13,28 @@ from ssl_jax.models import heads, zoo
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """{"similarity": before the blocks, and after a quarter, half, three quarters and all of
-    them}."""
+    """{"similarity": before the blocks, and after each quarter of them}."""
     depth = zoo.vit_config(encoder.config.model).depth
     features = encoder(images, layers=quarters(depth))
     return {"similarity": picture(np.asarray(images), features, depth)}
 
 
 def quarters(depth: int) -> tuple[int, ...]:
-    """What enters the first of `depth` blocks (-1), and the block at the end of each quarter."""
+    """Indices of the input (-1) and of the last block of each quarter of `depth` blocks."""
     return tuple(sorted({-1} | {max(1, round(depth * part / 4)) - 1 for part in (1, 2, 3, 4)}))
 
 
 def title_of(block: int, depth: int) -> str:
-    """Of the patches after that block of so many."""
+    """Title for the patches after this block."""
     return f"block {block + 1} of {depth}" if block >= 0 else "before the blocks"
 
 
 def aggregated_similarity(patches: jax.Array) -> jax.Array:
-    """Similarity of each patch to all of its image: s_j = sum_i cos(z_i, z_j) / max_j, not below 0
-    (FLSL section 5.5).
+    """Similarity of each patch to its whole image: s_j = sum_i cos(z_i, z_j), divided by its
+    maximum over j and clipped at 0 (FLSL section 5.5).
 
-    The larger the region that looks alike, the brighter. patches: [B, h, w, d]. Returns [B, h, w]
-    in [0, 1].
+    Patches of larger similar regions score higher. patches: [B, h, w, d]. Returns [B, h, w] in
+    [0, 1].
     """
     unit = heads.l2_normalize(patches)
     score = jnp.einsum("bhwd,bd->bhw", unit, unit.sum(axis=(1, 2)))
@@ -43,8 +42,8 @@ def aggregated_similarity(patches: jax.Array) -> jax.Array:
 
 
 def picture(images: np.ndarray, features: Features, depth: int) -> Picture:
-    """Aggregated similarity after each of `features.layers` (FLSL fig. 3, 5 and 6); depth: blocks
-    of the network.
+    """Aggregated similarity after each of `features.layers` (FLSL fig. 3, 5 and 6). depth: number
+    of blocks of the network.
     """
     assert features.layers is not None
     height, width = features.patches.shape[1:3]

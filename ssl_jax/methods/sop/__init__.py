@@ -1,12 +1,13 @@
 """SOP: Self-Organizing Visual Prototypes for non-parametric representation learning.
 
-No learned prototypes. At every step anchors are drawn from a memory of teacher embeddings, each
-anchor is joined by its nearest memory rows ("support embeddings"), and these members vote: an
-embedding's prediction is a distribution over the anchors (section 2.2 of the paper). The student
-matches the teacher's prediction across views (class token) and inside masked views (patches).
+There are no learned prototypes. At every step, anchors are drawn from a memory of teacher
+embeddings, each is joined by its nearest memory rows ("support embeddings"), and these members
+vote: an embedding's prediction is a distribution over the anchors (section 2.2 of the paper). The
+student matches the teacher's prediction across views (class token) and inside masked views
+(patches).
 
-SOVE, its older version, is this module with other defaults (`methods.sove`); networks and memories
-are in `embeddings`.
+SOVE, the older version, uses this module with other defaults (`methods.sove`); networks and
+memories are in `embeddings`.
 """
 
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     embeddings.check(config)
     c = config[config.method]
     for name in ("cls", "patch"):
@@ -82,8 +83,8 @@ def make(config: ConfigDict) -> base.Method:
     c = config[config.method]
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """L = lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 4); then the memories take the teacher's
-        embeddings of this batch."""
+        """L = lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 4); then pushes the teacher's embeddings
+        of this batch into the memories."""
         temperatures = embeddings.temperatures(c, progress)
         key_cls, key_patch = jax.random.split(key)
         target = views_first(outputs.teacher)
@@ -110,10 +111,10 @@ def make(config: ConfigDict) -> base.Method:
         return method
 
     def init(key):
-        """Draws the parameters and carry as for random anchors; the carry also holds the fixed
-        anchors, unit vectors [T, K, d]."""
+        """Parameters and carry as for random anchors, and fixed anchors in the carry, unit vectors
+        [T, K, d]."""
         params, carry = method.init(key)
-        keys = jax.random.split(key, 6)[4:]  # the first four are of networks and memories
+        keys = jax.random.split(key, 6)[4:]  # method.init uses the first four
         for name, key_anchors in zip(carry, keys, strict=False):
             shape = (c[name].tasks, c[name].anchors, c.head_out)
             anchors = jax.random.normal(key_anchors, shape, jnp.float32)
@@ -129,7 +130,7 @@ def build(
     """SOPs of all independent tasks: members [T, K, M, d] and contributions [T, K, M] (section
     2.2).
 
-    task: `cls` or `patch` of the section; carry: the part of the carry of that task.
+    task: `cls` or `patch` of the section; carry: the task's part of the carry.
     """
     rows = carry["memory"]["rows"]["embedding"]
     if "anchors" in carry:
@@ -137,7 +138,7 @@ def build(
     else:
         anchors = ops.sample_anchors(key, rows.shape[0], task.anchors, num_tasks=task.tasks)
 
-    def one(anchors):
+    def build_task(anchors):
         members, similarity = ops.build_sops(
             rows, anchors, num_members=task.members, pool=section.pool
         )
@@ -146,4 +147,4 @@ def build(
         )
         return members, weights
 
-    return jax.lax.map(one, anchors)
+    return jax.lax.map(build_task, anchors)

@@ -1,9 +1,9 @@
-"""What SOP, SOVE and MaSSL share: a student, its EMA teacher, and memories of embeddings.
+"""Shared parts of SOP, SOVE and MaSSL: a student, its EMA teacher, and memories of embeddings.
 
-Both networks embed views with an encoder and a projection head. The teacher's embeddings enter ring
-memories, and rows of a memory vote where other methods have learned prototypes. Which rows vote,
-and the loss, are each method's own. The sections of the three methods have the same keys, but
-MaSSL's has no patch objective.
+Both networks embed views by an encoder and a projection head. The teacher's embeddings enter ring
+memories, whose rows replace the learned prototypes of other methods. Each method chooses the voting
+rows and the loss. The sections of the three methods have the same keys, except that MaSSL has no
+patch objective.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,13 +27,13 @@ _RISES = base.Meaning(
 
 
 class Outputs(NamedTuple):
-    """Embeddings of unit length, d wide, of the views of each image.
+    """Unit-length embeddings of the views of each image.
 
     student: [B, V, d], global views first. teacher: [B, 2, d], clean global views.
 
-    The rest only with a patch objective; m is the largest number of masked patches of a view.
+    Only with a patch objective, m being the largest number of masked patches of a view:
     student_patches, teacher_patches: [B, 2, m, d], masked ones first. masks: [B, 2, m], True =
-    masked. memory_patch: [B, d], the teacher's of a random patch of global view 2.
+    masked. memory_patch: [B, d], the teacher's embedding of a random patch of global view 2.
     """
 
     student: jax.Array
@@ -55,12 +55,12 @@ def shared_keys() -> dict:
 
 
 def tasks(section: ConfigDict) -> tuple[str, ...]:
-    """The objectives in use: "cls", and "patch" where its weight is above 0."""
+    """The objectives in use: "cls", and "patch" if its weight is above 0."""
     return ("cls", "patch") if "patch" in section and section.patch.weight > 0 else ("cls",)
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings of the shared keys that contradict each other. Raises InputError."""
+    """Raises InputError for shared keys that contradict each other."""
     section_keys.check_token(config)
     if "patch" in config[config.method]:
         section_keys.check_weights(config)
@@ -72,7 +72,7 @@ def check(config: ConfigDict) -> None:
 
 
 def method(config: ConfigDict, objective: Callable) -> base.Method:
-    """The networks and memories of a resolved config as a Method with this objective."""
+    """A Method with the networks and memories of a resolved config and this objective."""
     c, m = config[config.method], config.model
     views = configured.recipe_multicrop(config.views, m.patch)
     with_patches = "patch" in tasks(c)
@@ -83,7 +83,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
     )
 
     def init(key):
-        """Encoder and head; carry: for every objective a memory of random unit rows."""
+        """Encoder and head; carry: a memory of random unit rows for each objective."""
         key_backbone, key_head, *key_memories = jax.random.split(key, 6)
         params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
         row = {"embedding": ((c.head_out,), jnp.float32)}
@@ -94,7 +94,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         return params, carry
 
     def embed(params, tokens):
-        """The embedding [B, V, d] of each view."""
+        """Embeddings [B, V, d] of views."""
         return head.apply(params["head"], multicrop.global_token(tokens, c.global_token))
 
     def encode(params, teacher, constants, views, keys, progress):
@@ -108,7 +108,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
             return gram.seen(config, outputs, student[0].patches, clean.patches)
 
         masks = views["global"].masks
-        # Only masked patches have a loss: the head is spared the others.
+        # Only masked patches enter the loss, so the head embeds no others.
         index, masked = multicrop.masked_first(masks, most_masked)
 
         def one_patch(key):
@@ -127,8 +127,8 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         return gram.seen(config, outputs, student[0].patches, clean.patches)
 
     def show(params, images, features, *_):
-        """Computes, if the weights hold a head, embedding [B, d] of the image, and with a patch
-        objective patch_embeddings [B, h, w, d]."""
+        """Extras, if the weights include the head: embedding [B, d] of the image and, with a patch
+        objective, patch_embeddings [B, h, w, d]."""
         if "head" not in params:
             return {}
         shown = {"embedding": head.apply(params["head"], features.image)}
@@ -155,8 +155,8 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
 
 
 def remember(carry: Mapping[str, Mapping[str, Any]], outputs: Outputs) -> dict[str, dict[str, Any]]:
-    """The carry whose memories take the teacher's embeddings of this batch: global view 2, and one
-    patch of it per image.
+    """The carry with pushes of the teacher's embeddings of this batch: global view 2, and one patch
+    of it per image.
     """
     rows = {"cls": outputs.teacher[:, 1]}
     if outputs.memory_patch is not None:

@@ -1,7 +1,7 @@
 """Pictures of SOP, SOVE and MaSSL: anchors among some images, with their nearest embeddings.
 
-A row shows what an anchor would bring together if the memory held these images: sensible neighbours
-are what these methods live on.
+A row shows the members that an anchor would have if the memory held these images. The methods rely
+on meaningful neighbours.
 """
 
 import jax
@@ -15,28 +15,28 @@ from ssl_jax.methods.sop import embeddings
 from ssl_jax.ops import numerics
 
 _ANCHORS, _NEAREST = 6, 6  # rows and columns of a picture, at most
-_IMAGES = 256  # enough that each kind of image is there several times
-_BATCH = 32  # images that are encoded at a time
+_IMAGES = 256  # enough to contain several images of each kind
+_BATCH = 32  # images encoded at a time
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """Anchors among the images, and among their patches where patches are trained, with the nearest
-    embeddings of other images.
+    """Anchors among the images, and among their patches with a patch objective, with the nearest
+    embeddings in other images.
 
-    Embeddings are the head's output, as in the memory, or the encoder's where the weights hold no
-    head. The anchors are drawn from the seed of the config.
+    Embeddings are the head's outputs, as in the memory, or the encoder's if the weights lack the
+    head. The config's seed determines the anchors.
 
     Args:
       encoder: methods.encoder.Encoder; images: [n, H, W, 3] in [0, 1], n >= 2.
 
     Returns:
-      {"neighbours": Picture}, and "patch_neighbours" with a patch objective; each panel says its
+      {"neighbours": Picture}, and "patch_neighbours" with a patch objective; each panel gives its
       cosine to the anchor.
     """
     config, images = encoder.config, np.asarray(images)
-    whole, patches = _embeddings(encoder, images)
+    image_embeddings, patches = _embeddings(encoder, images)
     key = numerics.key(config.seed)
-    rows = _rows(images, *_neighbours(key, whole[:, None]))
+    rows = _rows(images, *_neighbours(key, image_embeddings[:, None]))
     pictures = {"neighbours": Picture("Anchors (left) and the nearest images, with cosine", rows)}
     if "patch" in embeddings.tasks(config[config.method]):
         count, height, width, size = patches.shape
@@ -50,8 +50,8 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
 
 
 def _embeddings(encoder, images) -> tuple[jax.Array, jax.Array]:
-    """Of images [n, d] and patches [n, h, w, d], a few images at a time: attention among the many
-    patches of large images takes gigabytes."""
+    """Embeddings of images [n, d] and of patches [n, h, w, d], computed for a few images at a time,
+    since attention in large images takes gigabytes."""
     size = min(_BATCH, len(images))
     padded = np.pad(images, [(0, -len(images) % size), *[(0, 0)] * 3], mode="edge")
     wholes, patches = [], []
@@ -64,10 +64,10 @@ def _embeddings(encoder, images) -> tuple[jax.Array, jax.Array]:
 
 
 def _neighbours(key, embeddings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Anchors among embeddings [n, m, d] of n images, at most one per image, and the nearest
-    embedding of other images.
+    """Anchors among embeddings [n, m, d] of n images, at most one per image, and their nearest
+    embeddings in other images.
 
-    No anchor is a neighbour of another, and a row shows no image twice.
+    Images with anchors are excluded as neighbours, and no row contains an image twice.
 
     Returns:
       anchors [a] and neighbours [a, k], best first, as flat indices into n * m; cosine [a, k].
@@ -83,7 +83,7 @@ def _neighbours(key, embeddings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     def best_of_image(rows):
         return ops.nearest(queries, rows, k=1)
 
-    # [a, n, 1]: of every image its best embedding; then the best images, those with anchors aside.
+    # [a, n, 1]: the best embedding of every image; then the best images without anchors.
     cosine, within = jax.vmap(best_of_image, out_axes=1)(embeddings)
     cosine = jnp.where(jnp.isin(jnp.arange(count), chosen), -jnp.inf, cosine[..., 0])
     cosine, image = jax.lax.top_k(cosine, k)
@@ -92,8 +92,8 @@ def _neighbours(key, embeddings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _rows(images, anchors, index, cosine, grid=(1, 1)):
-    """Panels of each row: the anchor, then its neighbours with their cosine; with a grid of patches
-    a mark on the patch."""
+    """Panels of each row: the anchor, then its neighbours with their cosines; with a grid of
+    patches, marks show the patches."""
     height, width = grid
 
     def panel(flat, title):
@@ -105,9 +105,9 @@ def _rows(images, anchors, index, cosine, grid=(1, 1)):
     return tuple(
         (
             panel(anchor, f"anchor {i + 1}"),
-            *(panel(n, f"{s:.2f}") for n, s in zip(near, values, strict=True)),
+            *(panel(n, f"{s:.2f}") for n, s in zip(neighbours, values, strict=True)),
         )
-        for i, (anchor, near, values) in enumerate(zip(anchors, index, cosine, strict=True))
+        for i, (anchor, neighbours, values) in enumerate(zip(anchors, index, cosine, strict=True))
     )
 
 

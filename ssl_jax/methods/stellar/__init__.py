@@ -1,8 +1,8 @@
 """STELLAR: an image as a few sparse tokens S ("what") times a localization map L ("where").
 
-Latent queries pass through the ViT with the patches and come out as S; the patches U say by
-cosine which token explains them (L). The product Z = L S must rebuild the image, and the tokens
-must agree with balanced prototypes and with the matched tokens of masked views.
+The ViT encodes latent queries together with the patches; the encoded queries are S. A softmax over
+cosines between patches and tokens gives L. The product Z = L S must reconstruct the image, and the
+tokens must agree with balanced prototypes and with the matched tokens of masked views.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ __all__ = ["Outputs", "check", "defaults", "make"]
 
 
 class Outputs(NamedTuple):
-    """Outputs of the networks; None where the config leaves one out.
+    """Outputs of the networks; None if the config does not use them.
 
     Sparse tokens: tokens [B, r, d], masked_tokens [B, V, r, d], teacher_tokens [B, r, d].
     Embeddings of the heads: token [B, r, e], cls [B, e], masked_token [B, V, r, e], masked_cls
@@ -52,7 +52,7 @@ def make(config: ConfigDict) -> base.Method:
     clusters, aligns = c.weights.cluster > 0 or c.weights.align > 0, c.weights.align > 0
     kinds = ("token", "cls") if clusters and c.cls else ("token",) if clusters else ()
     backbone = multicrop.encoders(m)
-    # One form of head serves sparse and class tokens, each with its own parameters.
+    # Sparse and class tokens have heads of the same form, each with its own parameters.
     head = heads.projection_head(
         m.width, hidden=c.head_hidden, out=c.head_out, layers=2, init_std=m.init_std, dtype=m.dtype
     )
@@ -104,7 +104,7 @@ def make(config: ConfigDict) -> base.Method:
         return ops.localization(*projected, temperature=c.localization_temperature or None)
 
     def rebuild(params, fourier, tokens, maps, columns):
-        """Decoder output [B, n, c] of Z = L S (eq. 1, 3); the gradient goes through L and S."""
+        """Decoder output [B, n, c] for Z = L S (eq. 1, 3), differentiable in L and S."""
         latent = factorise.recompose(maps, tokens.queries)
         codes = factorise.fourier_codes(fourier, (latent.shape[1] // columns, columns))
         return decode.apply(params["decoder"], latent, codes)
@@ -112,26 +112,26 @@ def make(config: ConfigDict) -> base.Method:
     def encode(params, teacher, constants, views_of, keys, progress):
         keys = multicrop.split_keys(keys, 3)
         images = views_of["global"].images
-        seen = backbone.student.apply(params["backbone"], images[:, 0], keys=keys[:, 0])
-        out = Outputs(seen.queries, **{kind: embed(params, seen, kind) for kind in kinds})
+        tokens = backbone.student.apply(params["backbone"], images[:, 0], keys=keys[:, 0])
+        out = Outputs(tokens.queries, **{kind: embed(params, tokens, kind) for kind in kinds})
         if rebuilds:
-            maps, columns = localize(params, seen), images.shape[-2] // m.patch
+            maps, columns = localize(params, tokens), images.shape[-2] // m.patch
             out = out._replace(
-                rebuilt=rebuild(params, constants["fourier"], seen, maps, columns),
+                rebuilt=rebuild(params, constants["fourier"], tokens, maps, columns),
                 target=goal.encode(constants, jax.lax.stop_gradient(images[:, 0]), dtype=m.dtype),
             )
         if "masked" in views_of:
-            seen = multicrop.encode(
+            tokens = multicrop.encode(
                 backbone.student, params["backbone"], views_of["masked"], keys=keys[:, 1]
             )
-            of_kind = {f"masked_{kind}": embed(params, seen, kind) for kind in kinds if aligns}
-            out = out._replace(masked_tokens=seen.queries, **of_kind)
+            of_kind = {f"masked_{kind}": embed(params, tokens, kind) for kind in kinds if aligns}
+            out = out._replace(masked_tokens=tokens.queries, **of_kind)
         if "local" in views_of:
-            seen = multicrop.encode(
+            tokens = multicrop.encode(
                 backbone.student, params["backbone"], views_of["local"], keys=keys[:, 2]
             )
-            out = out._replace(local_cls=embed(params, seen, "cls"))
-        if has_teacher:  # sees another global crop, unmasked
+            out = out._replace(local_cls=embed(params, tokens, "cls"))
+        if has_teacher:  # it encodes the other global crop, unmasked
             clean = backbone.teacher.apply(teacher["backbone"], images[:, 1])
             of_kind = {f"teacher_{kind}": embed(teacher, clean, kind) for kind in kinds}
             out = out._replace(
@@ -146,7 +146,7 @@ def make(config: ConfigDict) -> base.Method:
         return numerics.product("...e,ke->...k", getattr(outputs, f"teacher_{kind}"), rows)
 
     def objective(params, teacher, outputs, carry, key, progress):
-        """Matches the token sets (no gradient), then L of eq. 6 over the whole batch."""
+        """The loss of eq. 6 over the whole batch, after matching token sets without gradient."""
         o, metrics, views_of = outputs, {}, {}
         solver = dict(
             epsilon=c.matching_epsilon, num_iters=c.matching_iterations, solver=c.matching
@@ -182,9 +182,9 @@ def make(config: ConfigDict) -> base.Method:
         return terms.pop("loss"), base.Output(carry, terms | metrics)
 
     def show(params, images, features, tokens, constants):
-        """tokens [B, r, d]; and as far as the tree holds what it takes, localization [B, h, w, r],
-        share [B, r, K] (the probability of each prototype for each token), and rebuilt, pixels [B,
-        H, W, 3] in [0, 1] or codes [B, h, w].
+        """Extras: tokens [B, r, d] and, if the weights allow, localization [B, h, w, r], share
+        [B, r, K] (the probability of each prototype for each token), and rebuilt, pixels [B, H, W,
+        3] in [0, 1] or codes [B, h, w].
         """
         shown = {"tokens": tokens.queries}
         if "token_head" in params:
@@ -200,12 +200,12 @@ def make(config: ConfigDict) -> base.Method:
         return shown
 
     def teacher_of(params):
-        """All parameters, with the decoder, so that the teacher can rebuild images too; None
+        """All parameters, including the decoder, so that the teacher can reconstruct images; None
         without a teacher."""
         return params if has_teacher else None
 
     def health(metrics):
-        """Targets that say nothing, or the same of all images; tokens that are all alike."""
+        """Warns of uniform or collapsed targets, and of tokens that are all similar."""
         warnings = base.assignment_warnings(metrics, token=c.prototypes, cls=c.prototypes)
         contrast = metrics.get("match_contrast", 0.0)
         if contrast > 0.98:

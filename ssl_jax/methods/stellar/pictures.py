@@ -1,4 +1,4 @@
-"""What STELLAR shows (figs. 3 to 5): rebuilt images, localization maps, concepts."""
+"""Pictures of STELLAR (figs. 3 to 5): reconstructions, localization maps, concepts."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.pictures import reconstructions
 from ssl_jax.methods.pictures.base import Panel, Picture, register
 
-_TOKENS = 6  # maps shown per image, those that cover most
+_TOKENS = 6  # maps shown per image, the largest first
 _ROWS, _COLUMNS = 4, 8  # concepts, and images of each
 _THRESHOLD = 0.5  # a concept covers the cells where its map is above this share of its maximum
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """As far as the weights allow: "reconstructions", "localization", "concepts"."""
+    """{"reconstructions", "localization", "concepts": Picture}, as far as the weights allow."""
     features = encoder(images, extras=True)
     assert features.extras is not None
     extras = {name: np.asarray(value) for name, value in features.extras.items()}
@@ -31,8 +31,8 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
 
 
 def _maps(images, localization) -> Picture:
-    """One row per image: the token that explains each cell best, then the maps of the tokens that
-    cover most."""
+    """One row per image: the best token of each cell, then the maps of the tokens that cover the
+    largest area."""
 
     def row(image, maps):
         area = maps.mean(axis=(0, 1))
@@ -51,14 +51,13 @@ def _maps(images, localization) -> Picture:
 
 
 def _concepts(images, localization, share) -> Picture:
-    """One row per prototype: the images whose likeliest token for it is surest, and where that
-    token is.
+    """One row per prototype: the images with the highest probability of it, and the region of the
+    token that has it.
 
     share: [N, r, K], the probability of each prototype for each token.
     """
     best = share.max(axis=1)  # [N, K]
-    # Prototypes that several images share tell more than one that a single image owns: the
-    # second-surest image decides.
+    # Ranked by the second-best image, to prefer prototypes shared by several images.
     surest = np.sort(best, axis=0)[-min(2, len(best))]
 
     def row(k):

@@ -1,4 +1,4 @@
-"""STELLAR's section of the config, and which settings contradict each other."""
+"""The section `stellar` of the config and its checks."""
 
 from ml_collections import ConfigDict
 
@@ -8,9 +8,9 @@ from ssl_jax.views import masks
 
 
 def defaults() -> dict:
-    """The section `stellar`: the paper's values for ViT-B/16, but pixels as target.
+    """The section `stellar`: the paper's values for ViT-B/16, except pixels as target.
 
-    The number of sparse tokens is model.queries.
+    model.queries is the number of sparse tokens.
     """
     targets = (
         'targets of the clustering: "self", the main view\'s own assignments, or "teacher", an EMA '
@@ -67,7 +67,7 @@ def defaults() -> dict:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses settings that contradict each other. Raises InputError."""
+    """Raises InputError for settings that contradict each other."""
     c, v, m = config.stellar, config.views, config.model
     patches = (v.global_size // m.patch) ** 2
     aligns = c.weights.align > 0

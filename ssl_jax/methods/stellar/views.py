@@ -1,4 +1,4 @@
-"""STELLAR's views: one whole main view, masked views that keep few patches, small crops."""
+"""STELLAR's views: an unmasked main view, masked views that keep few patches, small crops."""
 
 from ml_collections import ConfigDict
 
@@ -11,12 +11,12 @@ from ssl_jax.views.recipe import ViewRecipe
 def view_recipe(config: ConfigDict) -> ViewRecipe:
     """The views of a config (STELLAR appendix C.1, official code).
 
-    Groups: "global", the main view, a large crop without colour changes, and for targets from a
+    Groups: "global", the main view: a large crop without colour changes, and for targets from a
     teacher another large crop with them; "masked", views.global_count large crops with colour
-    changes that keep some of their patches; "local", views.local_count small ones with colour
-    changes. A masked view shows the region of the global view of its number, as far as there is
-    one. Colour changes are drawn per view; no view is solarised. views.blur_prob: the first masked
-    view, the other large crops, the small ones.
+    changes, of which some patches are kept; "local", views.local_count small crops with colour
+    changes. Masked view i shows the region of global view i, if there is one. Colour changes are
+    drawn per view; no view is solarised. views.blur_prob refers to the first masked view, the other
+    large crops and the small ones.
     """
     c, v, patch = config.stellar, config.views, config.model.patch
     first, further, small = (configured.photometric(v, blur_prob=prob) for prob in v.blur_prob)

@@ -1,4 +1,4 @@
-"""Heads that turn the patch tokens of a vision transformer into a class for every place.
+"""Segmentation heads on the patch tokens of a vision transformer.
 
     from ssl_jax.models import segmentation
     head = segmentation.linear(384, classes=21, batch_norm=True)
@@ -6,8 +6,8 @@
     out, stats = head.apply(params, stats, [tokens], train=True)  # tokens [B, h, w, 384]
     out.logits                                                     # [B, h, w, 21]
 
-`linear` and `mask_transformer` answer at the patch grid, `fpn` and `upernet` at a finer one. All
-are `batch_stats.Stateful`: running statistics of BatchNorm come in and go out with the call.
+`linear` and `mask_transformer` predict on the patch grid, `fpn` and `upernet` on a finer one. All
+are `batch_stats.Stateful`: BatchNorm's running statistics are an argument and a result.
 """
 
 from ssl_jax.models.segmentation.batch_stats import Stateful, stateful

@@ -14,8 +14,7 @@ from ssl_jax import trees
 class Stateful(NamedTuple):
     """A network whose running statistics are explicit.
 
-    init(key) -> (params, stats): nested dicts with string keys and float32 arrays; stats is {}
-      where no layer has any.
+    init(key) -> (params, stats): nested dicts with string keys and float32 arrays; stats may be {}.
     apply(params, stats, *inputs, **options) -> (outputs, stats): the statistics after the call.
     """
 
@@ -26,8 +25,8 @@ class Stateful(NamedTuple):
 def stateful(build: type[nnx.Module], **sizes: Any) -> Stateful:
     """Turns a module into a Stateful.
 
-    build: (key, **sizes) -> module: its class, whose call (*inputs, **options) -> outputs may write
-      to the module's BatchStat variables and to nothing else.
+    build: (key, **sizes) -> module, usually its class; the module's call (*inputs, **options) ->
+      outputs may write only to its BatchStat variables.
     """
     make = functools.partial(build, **sizes)
 
@@ -41,7 +40,7 @@ def stateful(build: type[nnx.Module], **sizes: Any) -> Stateful:
     def graph():
         return parts(nnx.eval_shape(make, jax.eval_shape(jax.random.key, 0), graph=True))[0]
 
-    @jax.jit  # one program in place of one for each layer
+    @jax.jit  # one program instead of one per layer
     def init(key):
         _, params, stats = parts(make(key))
         return plain(params), plain(stats)

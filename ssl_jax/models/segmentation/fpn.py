@@ -21,14 +21,14 @@ def fpn(
     dropout: float = 0.1,
     resample: bool = True,
 ) -> Stateful:
-    """A feature pyramid of `channels`; each level is brought to the finest one by convolutions with
-    BatchNorm and ReLU and twofold upsampling at `hidden` channels; their sum is classified.
+    """A feature pyramid of `channels`. Convolutions with BatchNorm, ReLU and twofold upsampling at
+    `hidden` channels bring each level to the finest resolution; their sum is classified.
 
-    resample: the maps become a pyramid first; False: all four levels are at the stride of the maps,
-    are upsampled all the same, and brought back (code of FLSL).
+    resample: whether the maps are first resampled to a pyramid. If not, all four levels keep the
+    stride of the maps, and are upsampled and resized back (code of FLSL).
 
-    apply(params, stats, maps, *, train=False, keys=None): maps, four arrays [B, h, w, width] ->
-    Logits [B, 4 h, 4 w, classes], or [B, h, w, classes].
+    apply(params, stats, maps, *, train=False, keys=None): four maps [B, h, w, width] -> Logits
+    [B, 4 h, 4 w, classes], or [B, h, w, classes] without `resample`.
     """
     return stateful(
         _Fpn,
@@ -54,7 +54,7 @@ class _Fpn(nnx.Module):
         self.smooth = nnx.List(
             parts.convolution(next(keys), channels, channels, 3, init=init) for _ in levels
         )
-        # One convolution for the first two levels, then one for each doubling.
+        # One convolution per doubling, and one for the finest level.
         self.scale = nnx.List(
             nnx.List(
                 parts.ConvNormRelu(next(keys), channels if i == 0 else hidden, hidden, 3)

@@ -15,10 +15,11 @@ from ssl_jax.models.segmentation.batch_stats import Stateful, stateful
 def linear(
     width: int, classes: int, *, levels: int = 1, batch_norm: bool = False, dropout: float = 0.0
 ) -> Stateful:
-    """Concatenated tokens of one or several layers, BatchNorm if wanted, a linear layer.
+    """A linear layer on the concatenated tokens of one or several layers, optionally after
+    BatchNorm.
 
-    apply(params, stats, maps, *, train=False, keys=None): maps, `levels` arrays [B, h, w, width];
-    keys [B], of the dropout -> Logits [B, h, w, classes].
+    apply(params, stats, maps, *, train=False, keys=None): `levels` maps [B, h, w, width] and keys
+    [B] for dropout -> Logits [B, h, w, classes].
 
     As in iBOT (appendix E: no norm, four layers), CrIBo (section 4.2: the linear decoder of
     Segmenter) and STELLAR (appendix C.2: BatchNorm).

@@ -1,5 +1,4 @@
-"""Segmenter's decoder: tokens of the classes attend to the patches (Strudel et al. 2021, section
-3.2)."""
+"""Segmenter's decoder: class tokens attend to patches (Strudel et al. 2021, section 3.2)."""
 
 import functools
 from collections.abc import Sequence
@@ -27,11 +26,11 @@ def mask_transformer(
     dropout: float = 0.0,
 ) -> Stateful:
     """Patches, projected to `channels`, and one learned token per class pass `depth` transformer
-    blocks; the score of a class at a patch is the cosine of both, each projected once more, after
+    blocks. The score of a class at a patch is the cosine of their further projections, followed by
     a LayerNorm over the classes.
 
-    channels: of the decoder; 0 = width. apply as in `linear`; dropout is on channels of the tokens
-    that come in, and 0 in the paper.
+    channels: of the decoder; 0 = width. dropout: on channels of the input tokens; 0 in the paper.
+    apply: as in `linear`.
     """
     channels = channels or width
     return stateful(
@@ -70,7 +69,7 @@ class _MaskTransformer(nnx.Module):
         self.dropout = dropout
 
     def __call__(self, maps: Sequence[jax.Array], *, train=False, keys=None) -> parts.Logits:
-        del train  # nothing here depends on it
+        del train  # unused
         x = jnp.concatenate([x.astype(jnp.float32) for x in maps], axis=-1)
         batch, height, width, _ = x.shape
         x = self.embed(parts.drop_channels(x, self.dropout, keys)).reshape(

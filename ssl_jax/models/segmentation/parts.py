@@ -1,4 +1,4 @@
-"""What segmentation heads are built of: convolutions, upsampling, dropout of channels."""
+"""Building blocks of segmentation heads: convolutions, upsampling, channel dropout."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,20 +11,20 @@ from flax import nnx
 from ssl_jax.models import layers as layers_lib
 
 _EPS = 1e-5  # of BatchNorm
-_MOMENTUM = 0.9  # of the running statistics: what torch calls a momentum of 0.1
+_MOMENTUM = 0.9  # of the running statistics; torch calls this a momentum of 0.1
 
 
 class Logits(NamedTuple):
-    """Class scores [B, h, w, classes], float32; auxiliary: those of a second head that is trained
-    next to the first, or None."""
+    """Class scores [B, h, w, classes], float32. auxiliary: scores of an auxiliary head for
+    training, or None."""
 
     logits: jax.Array
     auxiliary: jax.Array | None = None
 
 
 def upsample(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """[B, h, w, c] -> [B, H, W, c], bilinear between the centres of pixels, borders repeated
-    (torch's `interpolate` with align_corners=False, mmsegmentation's `resize`)."""
+    """[B, h, w, c] -> [B, H, W, c], bilinear between pixel centres, borders repeated (torch's
+    `interpolate` with align_corners=False, mmsegmentation's `resize`)."""
     if x.shape[1:3] == tuple(size):
         return x
     shape = (x.shape[0], *size, x.shape[3])
@@ -32,8 +32,8 @@ def upsample(x: jax.Array, size: Sequence[int]) -> jax.Array:
 
 
 def nearest(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """[B, h, w, c] -> [B, H, W, c] by the nearest place, as torch's `interpolate`: i -> floor(i h /
-    H)."""
+    """[B, h, w, c] -> [B, H, W, c], nearest neighbour as in torch's `interpolate`: row i comes from
+    floor(i h / H)."""
     rows, columns = (jnp.arange(new) * old // new for new, old in zip(size, x.shape[1:3]))
     return x[:, rows][:, :, columns]
 
@@ -41,7 +41,7 @@ def nearest(x: jax.Array, size: Sequence[int]) -> jax.Array:
 def convolution(
     key: jax.Array, width: int, out: int, size: int, *, init: Callable, bias: bool = True
 ) -> nnx.Conv:
-    """size x size, stride 1, same size out."""
+    """size x size, stride 1, padded to the same output size."""
     return nnx.Conv(
         width,
         out,
@@ -54,19 +54,19 @@ def convolution(
 
 
 def classifier(key: jax.Array, width: int, classes: int) -> nnx.Linear:
-    """The last layer: weights from N(0, 0.01^2), as in mmsegmentation."""
+    """The last layer, with initial weights from N(0, 0.01^2) as in mmsegmentation."""
     return layers_lib.linear(layers_lib.normal(key, (width, classes), 0.01), jnp.float32)
 
 
 def batch_norm(width: int) -> nnx.BatchNorm:
-    """Over the whole batch, also where that lies on several devices (SyncBN)."""
+    """BatchNorm over the global batch, also when sharded (SyncBN)."""
     return nnx.BatchNorm(
         width,
         momentum=_MOMENTUM,
         epsilon=_EPS,
         dtype=jnp.float32,
         use_fast_variance=False,
-        rngs=nnx.Rngs(0),  # nothing is drawn from it
+        rngs=nnx.Rngs(0),  # unused
     )
 
 
@@ -74,7 +74,7 @@ class ConvNormRelu(nnx.Module):
     """Convolution without bias, BatchNorm, ReLU."""
 
     def __init__(self, key: jax.Array, width: int, out: int, size: int):
-        # By the number of outputs, as mmcv initialises what a ReLU follows.
+        # mmcv's initialisation before a ReLU: variance 2 / fan_out.
         init = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.conv = convolution(key, width, out, size, init=init, bias=False)
         self.norm = batch_norm(out)
@@ -84,8 +84,7 @@ class ConvNormRelu(nnx.Module):
 
 
 def drop_channels(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
-    """Dropout of whole channels of [B, h, w, c]; each image draws from its own of keys [B]. Nothing
-    is dropped without keys."""
+    """Drops whole channels of [B, h, w, c], with one of keys [B] per image; None: no dropout."""
     if keys is None or rate == 0:
         return x
     share = jnp.float32(1 - rate)
@@ -94,8 +93,8 @@ def drop_channels(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Arra
 
 
 def average(x: jax.Array, cells: int) -> jax.Array:
-    """[B, h, w, c] -> [B, cells, cells, c]: torch's AdaptiveAvgPool2d. Cell i is the mean of places
-    floor(i h / cells) .. ceil((i + 1) h / cells) - 1, so that neighbours may share one."""
+    """[B, h, w, c] -> [B, cells, cells, c], torch's AdaptiveAvgPool2d. Cell i averages rows
+    floor(i h / cells) .. ceil((i + 1) h / cells) - 1; adjacent cells may overlap."""
     rows, columns = (_cells(size, cells) for size in x.shape[1:3])
     return jnp.einsum("yh,bhwc,xw->byxc", rows, x, columns, precision="highest")
 

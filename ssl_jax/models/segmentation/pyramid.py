@@ -1,4 +1,4 @@
-"""Maps of a vision transformer, all at its one stride, resampled to a pyramid."""
+"""Resamples the maps of a vision transformer, all of one stride, to a pyramid."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from flax import nnx
 
 from ssl_jax.models.segmentation import parts
 
-STRIDES = (4, 8, 16, 32)  # pixels, of the levels of a pyramid
+STRIDES = (4, 8, 16, 32)  # of the pyramid's levels, in pixels
 
 
 class Pyramid(nnx.Module):
-    """Four maps [B, h, w, width] -> four maps [B, h_i, w_i, width] at strides of 4 to 32 pixels for
-    patches of 16, of half that for patches of 8, and so on.
+    """Four maps [B, h, w, width] -> four maps [B, h_i, w_i, width], at strides of 4 to 32 pixels
+    for patches of 16 pixels, and proportionally for others.
 
-    As BEiT, XCiT and iBOT do it: two transposed convolutions with BatchNorm and GELU between them
-    for the first level, one for the second, nothing for the third, a maximum over 2 x 2 for the
-    fourth; a grid of odd size loses no place.
+    As in BEiT, XCiT and iBOT: two transposed convolutions with BatchNorm and GELU between them for
+    the first level, one for the second, none for the third, and 2 x 2 max pooling (odd sizes are
+    padded) for the fourth.
     """
 
     def __init__(self, key: jax.Array, width: int):

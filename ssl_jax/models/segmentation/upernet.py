@@ -1,5 +1,5 @@
-"""UPerNet: a feature pyramid above pooled context (Xiao et al. 2018, "Unified perceptual parsing
-for scene understanding")."""
+"""UPerNet: a feature pyramid with pooled context (Xiao et al. 2018, "Unified perceptual parsing for
+scene understanding")."""
 
 import functools
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from flax import nnx
 from ssl_jax.models.segmentation import parts, pyramid
 from ssl_jax.models.segmentation.batch_stats import Stateful, stateful
 
-POOLS = (1, 2, 3, 6)  # cells per side to which the coarsest map is averaged
-_AUXILIARY = 2, 256  # the level its head reads, and that head's channels
+POOLS = (1, 2, 3, 6)  # cells per side to which the coarsest map is pooled
+_AUXILIARY = 2, 256  # level that the auxiliary head reads, and the head's channels
 
 
 @functools.cache
 def upernet(width: int, classes: int, *, channels: int = 512, dropout: float = 0.1) -> Stateful:
-    """UPerNet with its auxiliary head, a convolution and a classifier on the third map.
+    """UPerNet with an auxiliary head, a convolution and a classifier on the third map.
 
-    apply(params, stats, maps, *, train=False, keys=None): maps, four arrays [B, h, w, width] ->
-    Logits [B, 4 h, 4 w, classes], whose auxiliary [B, h, w, classes] is there in training alone.
+    apply(params, stats, maps, *, train=False, keys=None): four maps [B, h, w, width] -> Logits
+    [B, 4 h, 4 w, classes], in training with auxiliary [B, h, w, classes].
     """
     return stateful(_UperNet, width=width, classes=classes, channels=channels, dropout=dropout)
 
@@ -57,12 +57,12 @@ class _UperNet(nnx.Module):
         if not train:
             return parts.Logits(logits)
         x = self.auxiliary(levels[_AUXILIARY[0]], train)
-        other = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        x = parts.drop_channels(x, self.dropout, other)
+        folded = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        x = parts.drop_channels(x, self.dropout, folded)
         return parts.Logits(logits, self.classify_auxiliary(x))
 
     def _context(self, x, train):
-        """Pooled at several sizes, enlarged again, and merged (PSPNet)."""
+        """Pools at several sizes, upsamples and merges (PSPNet)."""
         size = x.shape[1:3]
         pooled = [
             parts.upsample(block(parts.average(x, cells), train), size)
