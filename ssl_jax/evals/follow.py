@@ -1,8 +1,8 @@
-"""Evaluations of the images that a run is trained on: `data.kind="training"`.
+"""Evaluations on the training set: `data.kind="training"`.
 
-Configs that come with the package evaluate on the set they train on. So with
-`--config.data.kind=folder --config.data.dir=/my/images` they evaluate on that folder, and what it
-has decides which of them can be run.
+The package's configs evaluate on the set they train on. So with `--config.data.kind=folder
+--config.data.dir=/my/images` they evaluate on that folder, and run the evaluations whose labels,
+masks or boxes it has.
 """
 
 from collections.abc import Collection
@@ -15,18 +15,18 @@ from ssl_jax.data import decode, kinds, listing, source, subset
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.section import TRAINING
 
-# Parts that people keep apart, in the order in which they are tried.
+# Usual names of held-out parts, in the order in which they are tried.
 HELD_OUT = ("val", "test")
-_KEPT, _SCORED = "[:80%]", "[80%:]"  # of a set without such a part
+_KEPT, _SCORED = "[:80%]", "[80%:]"  # slices of a set without such a part
 
 
 def follow(config: ConfigDict) -> None:
-    """Writes the set of the section `data` into evaluations with data.kind="training"; reads no
-    file.
+    """Copies the keys of the section `data` into evaluations with data.kind="training", without
+    reading files.
 
-    They keep keys of their own that are set, and take the size if they have none. Where an embedded
-    set lacks what an evaluation needs, another embedded one that has it is taken. The part that a
-    classifier learns from is that of training, unless it is set.
+    Keys that an evaluation sets itself are kept. If an embedded set lacks labels, masks or boxes
+    that an evaluation needs, another embedded set that has them is used. `split` becomes that of
+    training unless it is set.
     """
     data = config.data
     for each in _followers(config).values():
@@ -36,7 +36,7 @@ def follow(config: ConfigDict) -> None:
             if needs and not source.may_have(data, needs):
                 images.kind = section.DEFAULT_KIND[needs]
             continue
-        # How a set is read: an evaluation may say it itself.
+        # Keys that say how a set is read; values set by the evaluation take precedence.
         for name in kinds.specific().keys() - {"list"} | {"name", "size"}:
             images[name] = images[name] or data[name]
         if images.max_pixels == decode.MAX_PIXELS:
@@ -48,20 +48,20 @@ def follow(config: ConfigDict) -> None:
 def fit_to_data(
     config: ConfigDict, records: Any = None, given: Collection[str] = ()
 ) -> tuple[ConfigDict, list[str]]:
-    """The config with evaluations that its training set can carry, and what to say about it.
+    """Adapts evaluations with data.kind="training" to the training set: (config, notes to print).
 
-    Of the evaluations that are run, those with data.kind="training" are looked at: one that needs
-    labels (masks, boxes) which the set lacks is left out; without any label, `rank` takes their
-    place. Scored is data.test_split; if the set has no such part, the first of HELD_OUT that it
-    has, else a fifth of it, or what data.split leaves.
+    An evaluation that needs labels, masks or boxes which the set lacks is left out; if no
+    evaluation with labels is left, `rank` is added. The scored part is data.test_split or, if the
+    set has no such part, the first of HELD_OUT that it has, else the remainder of data.split or a
+    fifth of the set.
 
     Args:
-      records: the training set as `data.source.make_source` opens it; None: only its kind is looked
-        at, and splits stay as they are.
-      given: keys that were set by hand. What they ask for is run, or an error.
+      records: the training set, opened by `data.source.make_source`; None = use only its kind, and
+        do not change splits.
+      given: keys that the user has set. An evaluation that they request is never left out.
 
     Raises:
-      InputError: the set lacks what an evaluation needs that was asked for; no part can be scored.
+      InputError: the set lacks what a requested evaluation needs, or has no part to score.
     """
     config = ConfigDict(config.to_dict())
     chosen, followers = section.selected(config), _followers(config)
@@ -98,28 +98,29 @@ def fit_to_data(
 
 
 def _followers(config) -> dict:
-    """{name: section} of the evaluations of the training set."""
+    """{name: section} of the evaluations with data.kind="training"."""
     named = section.named(config).items()
     return {name: each for name, each in named if each.data.kind == TRAINING}
 
 
 def _where(data) -> str:
-    """The training set, in messages."""
+    """The name of the training set in messages."""
     return (data.name if data.kind == "tfds" else data.dir) or data.kind
 
 
 def _carries(config, each, records) -> bool:
-    """Whether the training set has what an evaluation needs."""
+    """Whether the training set has the labels, masks or boxes that an evaluation needs."""
     needs = registry.get(each.type).needs
     if not needs or config.data.kind in source.EMBEDDED:
-        return True  # `follow` finds an embedded set that has it
+        return True  # `follow` chooses an embedded set that has them
     if needs in each.data and each.data[needs]:
-        return True  # the evaluation itself says where they are
+        return True  # the evaluation's own key says where they are
     return source.may_have(config.data, needs) if records is None else source.has(records, needs)
 
 
 def _rank(config, like) -> str:
-    """The name of an evaluation that needs images alone, made like another one if there is none."""
+    """Adds an evaluation that needs only images, configured like `like`, unless there is one;
+    returns its name."""
     if "rank" not in section.named(config):
         copied = {name: like[name] for name in ("train_examples", "test_examples", "crop")}
         data = dict(kind=TRAINING, size=like.data.size, test_split=like.data.test_split)
@@ -128,7 +129,7 @@ def _rank(config, like) -> str:
 
 
 def _choose_parts(config, followers, given) -> list[str]:
-    """Gives each follower a part that is scored; returns what to say about it."""
+    """Sets the scored part of each follower; returns notes to print."""
     parts, chosen = source.parts(config.data), section.selected(config)
     notes: dict[str, None] = {}
     for name, each in followers.items():

@@ -1,5 +1,5 @@
-"""Logistic regression on frozen features, by scikit-learn: convex, so that nothing but the strength
-of the penalty is chosen."""
+"""Logistic regression on frozen features, by scikit-learn. It is convex, so the only setting to
+select is the strength of the penalty."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ class Settings(tokens.Settings):
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`logistic`: test accuracy in percent; `logistic_c`: the chosen C.
+    """`logistic`, test accuracy in percent; `logistic_c`, the selected C.
 
     Raises InputError for a set without labels, or with a single class.
     """

@@ -1,5 +1,5 @@
-"""RankMe: the effective rank of image features, a label-free meter of collapse. Of images without
-labels, their nearest neighbours are drawn (with labels `knn` does so).
+"""RankMe: the effective rank of image features, a measure of collapse without labels. For images
+without labels it also draws nearest neighbours, as `knn` does for images with labels.
 """
 
 import numpy as np
@@ -14,17 +14,17 @@ from ssl_jax.scores import normalize
 from ssl_jax.scores.collapse import rank_me
 
 _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
-_SEARCHED = 10000  # training images among which these are looked for, at most
+_SEARCHED = 10000  # training images among which neighbours are searched, at most
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:
-    """`rank`: RankMe of the test images' features (not in percent)."""
+    """`rank`, RankMe of the test images' features, in dimensions."""
     return {"rank": rank_me(case.features("test").image)}
 
 
 def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
-    """{"neighbours": some test images with their nearest training images}; {} where both parts have
-    labels, by which `knn` can say which are right."""
+    """{"neighbours": some test images with their nearest training images}; {} if both parts have
+    labels, for which `knn` draws this picture."""
     if case.train.num_classes is not None and case.test.num_classes is not None:
         return {}
     count = min(case.config.train_examples or _SEARCHED, _SEARCHED)
@@ -38,5 +38,5 @@ def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
     return {"neighbours": neighbours.unjudged(shown_queries, images, similarity)}
 
 
-# Of pixels it would count other dimensions, of which there are thousands.
+# No raw-pixel baseline: its rank would be among thousands of other dimensions.
 register_module(__name__, heading="RankMe, dimensions", baselines=BASELINES[:1])

@@ -106,7 +106,7 @@ class Settings(crops.Settings, optimizer.Settings):
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses keys that contradict each other. Raises InputError."""
+    """Raises InputError for keys that contradict each other."""
     c = settings
     if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
         raise InputError(
