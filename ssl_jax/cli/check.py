@@ -1,4 +1,4 @@
-"""`ssl-jax check`: whether the checkpoints of a run are what was saved."""
+"""`ssl-jax check`: verifies the checkpoints of a run."""
 
 import argparse
 

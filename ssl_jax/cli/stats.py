@@ -1,4 +1,4 @@
-"""`ssl-jax stats`: mean and deviation of each channel of images, as settings of a run."""
+"""`ssl-jax stats`: mean and standard deviation of each channel of images, as settings of a run."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     for name, entry in declared.items():
         entry.check(f"data.{name}", c[name])
     source_lib.check("data", c, c.dir)
-    # Without a range, numbers are read as they are stored: they say which one fits.
+    # Without a range, values are read as stored, and a range is derived from them.
     source = source_lib.make_source({**c.to_dict(), "raw": not c.range}, truth=False)
     of_all = statistics(source, options.count or 0)
     print(f"{source}: {of_all.images} of {len(source)} images, {', '.join(sorted(of_all.types))}")
@@ -51,5 +51,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _listed(numbers: Iterable[float]) -> str:
-    """A tuple as --config.KEY=VALUE takes it."""
+    """A tuple written as in --config.KEY=VALUE."""
     return ",".join(f"{x:.6g}" for x in numbers)

@@ -1,4 +1,4 @@
-"""`ssl-jax train`: pretrains, or continues a run."""
+"""`ssl-jax train`: trains or resumes a run."""
 
 import argparse
 
