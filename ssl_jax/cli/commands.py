@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ssl_jax.cli.parser import TYPES, Parser
 
-# Each is a module of this package with run(options).
+# Each is a module of this package with run(options) -> exit code.
 COMMANDS = ("train", "eval", "embed", "export", "stats", "show", "plan", "report", "check")
 
 

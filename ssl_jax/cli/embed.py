@@ -19,7 +19,6 @@ _EVERY = 10.0  # seconds between two lines of progress
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax import api
     from ssl_jax.cli import cache
     from ssl_jax.features import embedding

@@ -22,7 +22,6 @@ _EVERY = 30.0  # seconds between two lines of progress
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax import api, evals
     from ssl_jax.cli import cache
     from ssl_jax.report.evaluation import Evaluation

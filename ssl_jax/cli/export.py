@@ -16,7 +16,6 @@ _LOAD = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax import api
     from ssl_jax.convert import programs
 

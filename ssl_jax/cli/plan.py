@@ -24,7 +24,6 @@ _LOADED = 121.0  # images/s for which one core prepares views: dino:vits16, docs
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     config = arguments.start(options).config
     # Before anything else, because reading weights would initialise JAX's devices.
     devices, name = _devices(options.topology or "", options.devices, options.device)

@@ -24,7 +24,6 @@ _ASSUMED_STEPS = 1000  # steps per epoch if the data cannot be opened
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     of_config = [*options.config, *options.row, *options.changes]
     if options.keys is not None:
         print(catalogue.keys(arguments.start(options).config if of_config else None, options.keys))

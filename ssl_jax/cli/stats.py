@@ -12,7 +12,6 @@ from ssl_jax.views import section as views
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax.features.statistics import statistics
 
     declared = source_lib.defaults()

@@ -7,7 +7,6 @@ from ssl_jax.config import InputError
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     *_, config, given = arguments.start(options)
     if not options.workdir or "://" in options.workdir:
         raise InputError(

@@ -29,8 +29,6 @@ _SHOWN = 12  # test images of the picture
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     k: tuple[int, ...] = field(
         (PAPER_K, *KS),
         "numbers of neighbours; each is reported, and the first is the score",

@@ -18,8 +18,6 @@ from ssl_jax.scores.stability import random_crop
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     scale: tuple[float, ...] = field(
         SCALE,
         "of the two random crops for alignment, least and largest share of the area",

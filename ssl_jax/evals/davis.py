@@ -27,8 +27,6 @@ _SHOWN = 3  # videos in the pictures
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     short_side: int = field(
         0,
         "shorter side to which frames are resized (bilinear), the other keeps the aspect but"

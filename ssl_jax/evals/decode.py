@@ -51,8 +51,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings(quality.Settings):
-    """The keys of this type of evaluation."""
-
     tokens: str = field(
         "auto",
         'what the decoder gets: "dense", the patch tokens; "sparse", the low-rank map of'

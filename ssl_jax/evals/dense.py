@@ -32,8 +32,6 @@ Parts = tuple[Masked, Masked, int]  # training patches, test patches, number of 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     k: int = field(NEIGHBOURS, "nearest patches that vote", "patches", above=0)
     vote: str = field(
         "plain",

@@ -34,8 +34,6 @@ VARIANTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings(linear.Settings):
-    """The keys of this type of evaluation."""
-
     dir: str = field(
         "", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True, path=True, acts=""
     )

@@ -34,8 +34,6 @@ def temperature_field() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    """The keys of this type of evaluation."""
-
     k: tuple[int, ...] = field(
         KS,
         "numbers of neighbours; each is reported, and the first is the score",

@@ -71,8 +71,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    """The keys of this type of evaluation."""
-
     epochs: int = field(30, "of training the probe", "epochs", above=0)
     batch: int = field(256, "features per step", "features", above=0)
     batch_factors: tuple[int, ...] = field(

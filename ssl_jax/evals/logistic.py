@@ -12,8 +12,6 @@ from ssl_jax.scores.classification import PENALTIES, logistic
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    """The keys of this type of evaluation."""
-
     c: tuple[float, ...] = field(
         PENALTIES,
         "inverse strengths of the L2 penalty; the best on a held-out 10 % counts",

@@ -28,8 +28,6 @@ _SHOWN = 6  # test images of the picture
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     clusters: str = field(
         "auto",
         '"objects" of CrIBo, "tokens" of STELLAR, "kmeans" of the patches of any network;'

@@ -38,8 +38,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     shifts: tuple[int, ...] = field(
         SHIFTS,
         "how far images are moved, within what data.size has more than crop (0: within as much"

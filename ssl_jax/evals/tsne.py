@@ -27,8 +27,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     perplexity: float = field(30.0, "about how many neighbours a point has", above=1, most=10000)
     dimensions: int = field(2, "of the picture", least=2, most=3)
     patches: int = field(

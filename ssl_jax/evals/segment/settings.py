@@ -17,8 +17,6 @@ NORMED = ("all", "last", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Settings(crops.Settings, optimizer.Settings):
-    """The keys of this type of evaluation."""
-
     head: str = field("linear", "what is trained on the patch tokens", choices=HEADS)
     layers: tuple[int, ...] = field(
         (-1,),

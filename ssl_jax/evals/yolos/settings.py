@@ -8,8 +8,6 @@ from ssl_jax.evals.registry import Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     queries: int = field(100, "detection tokens, the most objects in an image", "tokens", above=0)
     epochs: int = field(50, "of training", "epochs", above=0)
     batch: int = field(8, "images per step", "images", above=0)
