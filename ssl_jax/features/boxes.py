@@ -1,7 +1,7 @@
 """Features of the patches of boxes (FLSL tables 5, 6, 9, 11-14).
 
 The largest box of an image is divided into cells, 3 x 3 in the paper; the features of the patches
-at their centres stand for the image.
+at their centres represent the image.
 """
 
 from typing import Any, NamedTuple
