@@ -13,9 +13,9 @@ def main() -> int:
         pages.restart_with_huge_pages()
     # Before slow imports, so that a signal is handled from the start.
     train = sys.argv[1:2] == ["train"]
-    told = stop.listening(whole=True) if train else contextlib.nullcontext()
+    signals = stop.listening(whole=True) if train else contextlib.nullcontext()
     try:
-        with told:
+        with signals:
             from ssl_jax import cli
 
             return cli.main()

@@ -93,8 +93,8 @@ def base_config(method: str) -> ConfigDict:
     locked, except for adding evaluations to the section `evals` (see `evals.section`) and entries
     to `expected`.
     """
-    own = _own_section(method)
-    config = config_lib.build(config_lib.with_defaults(sections(), {"method": method}) | own)
+    section = _own_section(method)
+    config = config_lib.build(config_lib.with_defaults(sections(), {"method": method}) | section)
     with config.unlocked():
         config.expected = ConfigDict()
     for name in ("evals", "expected"):

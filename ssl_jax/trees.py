@@ -89,31 +89,31 @@ def shapes(tree: Mapping) -> dict[str, jax.ShapeDtypeStruct]:
 
 def stacked(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `per_block`. Raises ValueError if a stack lacks a block."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     blocks: dict[str, dict[int, Any]] = {}
     for path, leaf in flat.items():
         if match := _BLOCK.fullmatch(path):
             name = f"{match[1]}/{match[3]}"
-            found[name] = blocks.setdefault(name, {})
+            result[name] = blocks.setdefault(name, {})
             blocks[name][int(match[2])] = leaf
         else:
-            found[path] = leaf
+            result[path] = leaf
     for name, rows in blocks.items():
         if sorted(rows) != list(range(len(rows))):
             raise ValueError(f"{name}: there are blocks {sorted(rows)}; expected all from 0 on")
-        found[name] = _stack([rows[i] for i in range(len(rows))])
-    return found
+        result[name] = _stack([rows[i] for i in range(len(rows))])
+    return result
 
 
 def _apart(flat, row: Callable) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for path, leaf in flat.items():
         if stack := in_stack(path):
             blocks, inner = stack
-            found |= {f"{blocks}/{i}/{inner}": row(leaf, i) for i in range(leaf.shape[0])}
+            result |= {f"{blocks}/{i}/{inner}": row(leaf, i) for i in range(leaf.shape[0])}
         else:
-            found[path] = leaf
-    return found
+            result[path] = leaf
+    return result
 
 
 def _stack(rows):

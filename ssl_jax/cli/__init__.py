@@ -60,8 +60,8 @@ def _run(argv: list[str]) -> int:
         return 0
     program, parsers = commands.parsers()
     # A flag's value may be a word before the command: --platform cpu train.
-    named = (word for word in words if word in (*COMMANDS, "help"))
-    command = next(named, next((word for word in words if not word.startswith("-")), ""))
+    candidates = (word for word in words if word in (*COMMANDS, "help"))
+    command = next(candidates, next((word for word in words if not word.startswith("-")), ""))
     if command == "help" or {"-h", "--help"} & set(words):
         print(parsers.get(command, program).format_help(), end="")
         return 0

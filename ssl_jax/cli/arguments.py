@@ -161,14 +161,14 @@ def _for_all(changes: Sequence[str], keys: Collection[str]) -> list[str]:
 
     keys: all keys of the config.
     """
-    of_all, others = [], []
+    expanded, others = [], []
     for change in changes:
         match = re.match(r"(--?config\.evals\.)all(\.[^=]+)(=.*)", change, re.DOTALL)
-        same = rf"evals\.(\w+){re.escape(match[2])}" if match else "$."
-        names = [one[1] for one in (re.fullmatch(same, key) for key in keys) if one]
-        of_all += [f"{match[1]}{name}{match[2]}{match[3]}" for name in names if match]
+        pattern = rf"evals\.(\w+){re.escape(match[2])}" if match else "$."
+        names = [hit[1] for hit in (re.fullmatch(pattern, key) for key in keys) if hit]
+        expanded += [f"{match[1]}{name}{match[2]}{match[3]}" for name in names if match]
         others += [] if names else [change]
-    return [*of_all, *others]
+    return [*expanded, *others]
 
 
 def _set_kinds(config, given):
@@ -177,7 +177,7 @@ def _set_kinds(config, given):
     from ssl_jax.evals import section
 
     sets = {"data": config.data}
-    sets |= {f"evals.{name}.data": one.data for name, one in section.named(config).items()}
+    sets |= {f"evals.{name}.data": entry.data for name, entry in section.named(config).items()}
     for name, data in sets.items():
         kind = config.data.kind if data.kind == section.TRAINING else data.kind
         if f"{name}.kind" in given or kind not in source.EMBEDDED:

@@ -25,5 +25,5 @@ def folder() -> Path:
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    knows = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{platform.machine()}_{hashlib.sha256(knows.encode()).hexdigest()[:8]}"
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}_{hashlib.sha256(features.encode()).hexdigest()[:8]}"

@@ -45,6 +45,6 @@ def _keys(line: str) -> Iterable[str]:
         return ()
     from ssl_jax import settings
 
-    if named := re.search(r"--config[= ]([^.\s]\S*)", line):
-        return config_lib.flatten(config_lib.load(named[1]))
+    if match := re.search(r"--config[= ]([^.\s]\S*)", line):
+        return config_lib.flatten(config_lib.load(match[1]))
     return settings.keys()

@@ -47,14 +47,14 @@ def run(options: argparse.Namespace) -> int:
     )
     cache.keep_programs()
     print(f"network: {encoder}; data: {source}, {len(source)} images", flush=True)
-    shown = _Progress()
+    printer = _Progress()
     try:
-        out = embedding.to_file(plan, options.out, progress=shown)
+        out = embedding.to_file(plan, options.out, progress=printer)
     except KeyboardInterrupt:
         print("stopped; run the same command again to resume", flush=True)
         return _EXIT_STOPPED
-    skipped = f", skipped {shown.skipped} that cannot be read" if shown.skipped else ""
-    written = len(source) - shown.skipped
+    skipped = f", skipped {printer.skipped} that cannot be read" if printer.skipped else ""
+    written = len(source) - printer.skipped
     print(f"{out}: {written} images{skipped}, {out.stat().st_size / 2**20:.1f} MiB")
     return os.EX_OK
 

@@ -130,14 +130,14 @@ def _check_out(out: Path) -> None:
 
     outputs = [out] if out.suffix == ".json" else [out / "results.json"]
     files = outputs if out.suffix == ".json" else [*outputs, out / "results.txt", out / "pictures"]
-    there = [file for file in files if file.exists()]
+    existing = [file for file in files if file.exists()]
     try:
         ours = evals.TRAINED in reading.parse_json(reading.read_bytes(outputs[0]))
     except (OSError, ValueError, TypeError):
         ours = False
-    if there and not ours:
+    if existing and not ours:
         raise InputError(
-            f"--out: {there[0]} exists and was not written by eval; choose another name"
+            f"--out: {existing[0]} exists and was not written by eval; choose another name"
         )
 
 

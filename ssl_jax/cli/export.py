@@ -22,9 +22,9 @@ def run(options: argparse.Namespace) -> int:
     choices = dict(family=options.family, heads=options.heads, trust=options.trust)
     encoder = api.load(options.network, **choices)
     out = local(options.out)
-    known = about(options.network, encoder)
+    facts = about(options.network, encoder)
     special = dict(size=options.size, adapters=options.adapters)
-    remarks = api.export(encoder, out, to=options.to, about=known, **special)
+    remarks = api.export(encoder, out, to=options.to, about=facts, **special)
     print(f"{encoder} -> {out}")
     for remark in remarks:
         print(f"  {remark}")

@@ -183,7 +183,7 @@ def text(result: dict) -> str:
     """The report for people."""
     mesh, memory = result["mesh"], result["memory"]
     devices = mesh["data"] * mesh["fsdp"]
-    needed, there = _total(memory), result["memory_of_device"]
+    needed, available = _total(memory), result["memory_of_device"]
     lines = [
         f"{result['method']} on {devices} x {result['device']} (data {mesh['data']}, fsdp"
         f" {mesh['fsdp']}), batch {result['batch']}: {result['batch'] / devices:g} images per"
@@ -191,8 +191,8 @@ def text(result: dict) -> str:
         "",
         "memory per device",
         *(f"  {name:<14} {number / _MIB:>10,.0f} MiB" for name, number in memory.items()),
-        f"  {'total':<14} {needed / _MIB:>10,.0f} MiB of {there / _GIB:.4g} GiB: "
-        + ("fits" if needed < there else "DOES NOT FIT"),
+        f"  {'total':<14} {needed / _MIB:>10,.0f} MiB of {available / _GIB:.4g} GiB: "
+        + ("fits" if needed < available else "DOES NOT FIT"),
         "",
         "matrix products per device and step",
         *(

@@ -158,8 +158,8 @@ def table(rows: Sequence[papers.Row]) -> str:
         ]
         for row in rows
     }
-    every = [titles, *itertools.chain(*scores.values())]
-    widths = _fit([max(map(len, column)) for column in zip(*every)])
+    lines = [titles, *itertools.chain(*scores.values())]
+    widths = _fit([max(map(len, column)) for column in zip(*lines)])
     written = ["row: place [note]", *_in_columns(titles, widths)]
     written.append("-" * (sum(widths) + 2 * len(widths)))
     for row in rows:

@@ -34,10 +34,10 @@ def refusal(error: BaseException) -> str:
     """The one-line message of an error that is not a fault of the program, but of input, a disk, a
     path or permissions; "" for other errors.
     """
-    ours = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno in _DISK)
+    fault = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno in _DISK)
     text = " ".join(str(error).split())[:_LONGEST]
     # Quoted names may contain control sequences of a terminal.
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) if ours else ""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) if fault else ""
 
 
 def reason(error: BaseException) -> str:

@@ -18,16 +18,16 @@ def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str
     type: of the evaluation. labels: read until two classes have appeared. what: the labels' name in
     the message; of "masks" and "patches", 255 is not a class.
     """
-    seen: set[int] = set()
+    values: set[int] = set()
     masks = what in ("masks", "patches")
-    for some in labels:
-        seen |= set(np.unique(some).tolist())
-        if len(seen - {IGNORE} if masks else seen) > 1:
+    for part in labels:
+        values |= set(np.unique(part).tolist())
+        if len(values - {IGNORE} if masks else values) > 1:
             return
-    classes = sorted(seen - {IGNORE} if masks else seen)
+    classes = sorted(values - {IGNORE} if masks else values)
     count = f"one class ({classes[0]})" if classes else "no class"
     hint = ""
-    if masks and IGNORE in seen:
+    if masks and IGNORE in values:
         count += f" and {IGNORE}, which is ignored"
         rule = ",".join(f"{value}:{i}" for i, value in enumerate([*(classes or [0]), IGNORE]))
         hint = f"; if {IGNORE} is a class, set evals.{type}.data.class_map={{{rule}}}"

@@ -86,8 +86,8 @@ def _followed(case: Case, settings: Settings, name: str, records: range) -> _Fol
         patch=case.patch,
         batch_size=settings.frames,
     )
-    how = {name: getattr(settings, name) for name in Propagation._fields}
-    return _Followed(name, records, *propagation.follow(stream, Propagation(**how)))
+    options = {name: getattr(settings, name) for name in Propagation._fields}
+    return _Followed(name, records, *propagation.follow(stream, Propagation(**options)))
 
 
 def _measured(followed: _Followed) -> list[video.Measured]:

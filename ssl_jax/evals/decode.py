@@ -95,11 +95,11 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
     """Trains the decoder on the training images; returns it with its target."""
     source, records = case.records("train")
     records = latents.readable(source, records, settings.batch)
-    scale, whole = settings.crop_scale, source.unresized
+    scale, unresized = settings.crop_scale, source.unresized
 
     def image_of(record, epoch):
         if scale:
-            return case.crop_of(whole[int(record)], scale, int(record), epoch)
+            return case.crop_of(unresized[int(record)], scale, int(record), epoch)
         return case.images(source, [record])[0]
 
     size = min(settings.batch, len(records))
@@ -115,7 +115,7 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
         epochs=settings.epochs,
         seed=case.seed,
     )
-    same = ("width", "depth", "heads", "epochs", "lr", "weight_decay", "clip")
+    fields = ("width", "depth", "heads", "epochs", "lr", "weight_decay", "clip")
     trained = rebuild.fit_decoder(
         batches,
         goal,
@@ -124,7 +124,7 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
         key=numerics.key(case.seed),
         constants=goal.constants(settings.tokenizer),
         steps=len(records) // size,
-        **{name: getattr(settings, name) for name in same},
+        **{name: getattr(settings, name) for name in fields},
     )
     return trained, goal
 

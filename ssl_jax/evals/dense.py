@@ -80,8 +80,8 @@ def _retrieved(parts: Parts, settings: Settings, images: np.ndarray | None = Non
             images=images,
         )
     except ValueError as error:
-        some = "" if images is None else f" of {len(images)} training images"
-        raise InputError(f"dense retrieval from the patches{some}: {error}") from error
+        note = "" if images is None else f" of {len(images)} training images"
+        raise InputError(f"dense retrieval from the patches{note}: {error}") from error
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

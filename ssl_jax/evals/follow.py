@@ -74,10 +74,10 @@ def fit_to_data(
         left_out.setdefault(registry.get(chosen[name].type).needs, []).append(name)
     notes = []
     if left_out:
-        gone = [name for names in left_out.values() for name in names]
-        tasks = [name for name in chosen if name not in gone]
+        excluded = [name for names in left_out.values() for name in names]
+        tasks = [name for name in chosen if name not in excluded]
         if not any(registry.get(chosen[name].type).needs == "labels" for name in tasks):
-            like = chosen[(left_out.get("labels") or gone)[0]]
+            like = chosen[(left_out.get("labels") or excluded)[0]]
             tasks += [] if "rank" in tasks else [_rank(config, like)]
         config.evals.tasks = tuple(tasks)
         lacks = " and ".join(
@@ -135,9 +135,9 @@ def _choose_parts(config, followers, given) -> list[str]:
     for name, each in followers.items():
         if f"evals.{name}.data.test_split" in given:
             continue
-        named = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
+        candidates = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
         learned = listing.alike(each.data.split, parts)
-        scored = next((part for part in named if part and part != learned), None)
+        scored = next((part for part in candidates if part and part != learned), None)
         if scored is not None:
             each.data.test_split = scored
             continue
@@ -153,8 +153,8 @@ def _choose_parts(config, followers, given) -> list[str]:
         if f"evals.{name}.data.split" not in given:
             each.data.split = trained if left else trained + _KEPT
         each.data.test_split = left or trained + _SCORED
-        seen = "" if left else " (training sees its images, but not their labels)"
+        remark = "" if left else " (training sees its images, but not their labels)"
         why = f"{_where(config.data)} has no part named {' or '.join(HELD_OUT)}"
-        note = f"evaluations: score {each.data.test_split}{seen}, as {why}"
+        note = f"evaluations: score {each.data.test_split}{remark}, as {why}"
         notes |= {note: None} if name in chosen else {}
     return list(notes)

@@ -130,7 +130,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
         classes = 1 + int(max(train.labels.max(), test.labels.max()))
         if num_classes and classes > num_classes:
             raise InputError(f"the images have {classes} classes, expected {num_classes}")
-        same = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm")
+        fields = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm")
         return fit(
             *(train.image, train.labels, test.image, test.labels),
             num_classes=num_classes or classes,
@@ -139,7 +139,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
             batch_factors=tuple(settings.batch_factors),
             batch_size=settings.batch,
             stream=_crops(case, settings, train.index) if settings.crop_scale else None,
-            **{name: getattr(settings, name) for name in same},
+            **{name: getattr(settings, name) for name in fields},
         )
 
     return case.cached("linear", trained, num_classes)

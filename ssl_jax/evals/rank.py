@@ -30,9 +30,9 @@ def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
     count = min(case.config.train_examples or _SEARCHED, _SEARCHED)
     train = case.features_of(case.train, subset(len(case.train), count, case.seed))
     test = case.features("test")
-    shown = min(_SHOWN, len(train.image))
+    k = min(_SHOWN, len(train.image))
     queries, bank = map(normalize.on_device, (test.image[:_QUERIES], train.image))
-    similarity, index = map(np.asarray, ops.nearest(queries, bank, k=shown, metric="dot"))
+    similarity, index = map(np.asarray, ops.nearest(queries, bank, k=k, metric="dot"))
     images = [case.images(case.train, train.index[row]) for row in index]
     shown_queries = case.images(case.test, test.index[:_QUERIES])
     return {"neighbours": neighbours.unjudged(shown_queries, images, similarity)}

@@ -124,7 +124,7 @@ def register_module(name: str, **others: Any) -> None:
     """
     module = vars(sys.modules[name])
     parts = dict(settings="Settings", draw="figures", check="check", protocols="PROTOCOLS")
-    fields = {field: module[there] for field, there in parts.items() if there in module}
+    fields = {field: module[attribute] for field, attribute in parts.items() if attribute in module}
     register(name.rpartition(".")[2], module["score"], **fields, **others)
 
 

@@ -249,12 +249,12 @@ def check_same_classes(name: str, section: ConfigDict, train: Any, test: Any) ->
     declared = kinds.get(section.data.kind).classes == "declared"
     if declared or registry.get(section.type).needs != "labels":
         return
-    ours, theirs = (set(subset.class_names(part) or ()) for part in (train, test))
-    if ours and theirs - ours:
+    trained, scored = (set(subset.class_names(part) or ()) for part in (train, test))
+    if trained and scored - trained:
         raise InputError(
             f"evals.{name}: the parts of {section.data.dir} have other classes (only"
-            f" {section.data.test_split} has {listed(sorted(theirs - ours))}, only"
-            f" {section.data.split} {listed(sorted(ours - theirs))}); only classes that are also"
+            f" {section.data.test_split} has {listed(sorted(scored - trained))}, only"
+            f" {section.data.split} {listed(sorted(trained - scored))}); only classes that are also"
             " trained on can be scored"
         )
 
@@ -272,8 +272,8 @@ def lacking(name: str, section: ConfigDict, opened: Any) -> InputError:
 def folder(config: ConfigDict, section: ConfigDict) -> str:
     """The `data.dir` of an evaluation or, if that is empty and the kind of data is the same, of
     training."""
-    same = section.data.kind == config.data.kind
-    return section.data.dir or (config.data.dir if same else "")
+    same_kind = section.data.kind == config.data.kind
+    return section.data.dir or (config.data.dir if same_kind else "")
 
 
 def headings(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, str]:

@@ -87,16 +87,16 @@ def _of_patches(case: Case, settings: Settings, index: np.ndarray) -> dict[str, 
     for block, tokens in (features.layers or {}).items():
         patches = np.asarray(tokens.on_grid(*size))
         labels = patch_labels(masks, patches.shape[1:3], num_classes=num_classes(masks))
-        known = labels != IGNORE
+        labelled = labels != IGNORE
         points = tsne.embed(
-            patches[known],
-            perplexity=min(settings.perplexity, max(2.0, (known.sum() - 1) / 3)),
+            patches[labelled],
+            perplexity=min(settings.perplexity, max(2.0, (labelled.sum() - 1) / 3)),
             dimensions=settings.dimensions,
             seed=case.seed,
         )
-        legend = tuple((x, class_name(names, x)) for x in np.unique(labels[known]).tolist())
+        legend = tuple((x, class_name(names, x)) for x in np.unique(labels[labelled]).tolist())
         title = f"t-SNE of the patches of {len(images)} images, {similarity.title_of(block, depth)}"
-        drawn[f"tsne_{block + 1}"] = Scatter(title, points, labels[known], legend)
+        drawn[f"tsne_{block + 1}"] = Scatter(title, points, labels[labelled], legend)
     return drawn
 
 

@@ -148,10 +148,10 @@ def select(
 
     Raises InputError if no record has a box, or if neither a record nor its boxes have a label.
     """
-    mine = distributed.share(np.asarray(indices, np.int64), shared)
+    records = distributed.share(np.asarray(indices, np.int64), shared)
 
     def cut(row, record):
-        name = source.name(int(mine[row]))
+        name = source.name(int(records[row]))
         boxes, image = seen(record, sight, name)
         areas = boxes[:, 2] * boxes[:, 3]
         if len(areas) and areas.max():
@@ -163,9 +163,9 @@ def select(
             yield View((row, label, points / image.shape[:2], places), windows.unit(image))
 
     rows = {}
-    stream = derived.encoded(network, source, mine, cut, batch_size=batch_size)
+    stream = derived.encoded(network, source, records, cut, batch_size=batch_size)
     for (row, label, points, places), patches in stream:
-        rows[row] = patches.reshape(-1, patches.shape[-1])[places], label, mine[row], points
+        rows[row] = patches.reshape(-1, patches.shape[-1])[places], label, records[row], points
     types = np.float32, np.int32, np.int64, np.float32
     in_order = [rows[row] for row in sorted(rows)]
     columns = [np.array([x[i] for x in in_order], kind) for i, kind in enumerate(types)]

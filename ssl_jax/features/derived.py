@@ -52,8 +52,8 @@ def gather_rows(columns: Sequence[np.ndarray], shared: bool) -> list[np.ndarray]
     shape from the others."""
     if not shared:
         return list(columns)
-    every = distributed.gather_json([(len(rows), rows.shape[1:]) for rows in columns])
-    shapes = [next((s for count, s in entries if count), ()) for entries in zip(*every)]
+    gathered = distributed.gather_json([(len(rows), rows.shape[1:]) for rows in columns])
+    shapes = [next((s for count, s in entries if count), ()) for entries in zip(*gathered)]
     return [
         distributed.gather_rows(rows.reshape(len(rows), *shape))
         for rows, shape in zip(columns, shapes)

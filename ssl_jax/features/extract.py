@@ -208,14 +208,14 @@ def _check(record: Mapping[str, Any], name: str) -> None:
     check_range(record["image"], name)
 
 
-def _all_or_none(name: str, there: np.ndarray, source: Any) -> bool:
+def _all_or_none(name: str, has: np.ndarray, source: Any) -> bool:
     """Whether all records have the value `name`. Raises InputError if only some have it."""
-    if there.any() and not there.all():
+    if has.any() and not has.all():
         raise InputError(
-            f"{(~there).sum()} of {len(there)} records of {source} have no {name}; give all of them"
+            f"{(~has).sum()} of {len(has)} records of {source} have no {name}; give all of them"
             " one, or none"
         )
-    return bool(there.any())
+    return bool(has.any())
 
 
 def check_finite(features: Mapping[str, Any], index: np.ndarray, source: Any) -> None:
@@ -235,15 +235,15 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     first, because a process without readable records has none, yet must join each gather."""
     flat = store.flat(rows)
     shapes = {name: (x.shape[1:], str(x.dtype)) for name, x in flat.items()}
-    every = distributed.gather_json(
+    gathered = distributed.gather_json(
         {"shapes": shapes, "count": len(flat["index"]), "skipped": skipped}
     )
     all_shapes: dict = {}
-    for one in every:
-        all_shapes |= one["shapes"]
-    some = [one["shapes"].keys() for one in every if one["count"]]
-    if any(names != all_shapes.keys() for names in some):
-        partly = all_shapes.keys() - set.intersection(*map(set, some))
+    for part in gathered:
+        all_shapes |= part["shapes"]
+    names_of_parts = [part["shapes"].keys() for part in gathered if part["count"]]
+    if any(names != all_shapes.keys() for names in names_of_parts):
+        partly = all_shapes.keys() - set.intersection(*map(set, names_of_parts))
         raise InputError(
             f"only some records have {', '.join(sorted(partly))}; give all of them, or none"
         )
@@ -251,7 +251,7 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
         name: distributed.gather_rows(flat.get(name, np.empty((0, *shape), dtype)))
         for name, (shape, dtype) in sorted(all_shapes.items())
     }
-    return store.folded(joined), [name for one in every for name in one["skipped"]]
+    return store.folded(joined), [name for part in gathered for name in part["skipped"]]
 
 
 def _extracted(rows, skipped, source):
@@ -281,10 +281,10 @@ def _digest(source: Any, i: int) -> str:
         return ""
 
 
-def _check_images(entry: store.Entry, stored: Mapping[str, str], source: Any) -> None:
+def _check_images(entry: store.Entry, digests: Mapping[str, str], source: Any) -> None:
     """Raises InputError if the source's images have changed since the entry was stored. stored:
     {record: digest} of some images of the entry."""
-    for i, digest in stored.items():
+    for i, digest in digests.items():
         if _digest(source, int(i)) != digest:
             raise InputError(
                 f"evals.cache: {entry.path} holds features of other images ({source.name(int(i))}"

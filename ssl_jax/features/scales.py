@@ -50,9 +50,9 @@ def encoded(
 
     def cut(row, record):
         what, image = show(row, record)
-        whole = windows.unit(image)
+        pixels = windows.unit(image)
         for scale in scales:
-            yield View((row, what), scaled(whole, scale, patch))
+            yield View((row, what), scaled(pixels, scale, patch))
 
     about: dict[int, Any] = {}
     sums: dict[int, np.ndarray] = {}

@@ -52,8 +52,8 @@ def statistics(source: Any, count: int = 0, seed: int = 0) -> Statistics:
     batches = (records[i : i + _BATCH] for i in range(0, len(records), _BATCH))
     with progress.counter(len(records), "images") as add:
         for results in ahead(read, batches, 1):
-            for one in (result for result in results if result is not None):
-                total = one if total is None else _joined(total, one)
+            for of_image in (result for result in results if result is not None):
+                total = of_image if total is None else _joined(total, of_image)
             add(len(results))
     if total is None:
         raise InputError(f"no readable image in {source}")

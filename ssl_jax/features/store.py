@@ -236,8 +236,8 @@ class Entry:
             described[name] = [list(array.shape), str(array.dtype)]
             path = folder / f"{name}.npy"
             if isinstance(array, np.memmap) and path.exists():
-                there = np.load(path, mmap_mode="r")
-                if [list(there.shape), str(there.dtype)] == described[name]:
+                existing = np.load(path, mmap_mode="r")
+                if [list(existing.shape), str(existing.dtype)] == described[name]:
                     continue  # the array is this file
             other = folder / f"{name}.new.npy"
             np.save(other, array, allow_pickle=False)

@@ -110,7 +110,7 @@ def missing(name: str) -> tuple[Missing, ...]:
     """Numbers of one paper that no config reproduces. Raises InputError like `load`."""
     if name not in names():
         raise InputError(unknown("paper", name, names()))
-    path, found = _FOLDER / f"{name}.toml", []
+    path, entries = _FOLDER / f"{name}.toml", []
     for number, entry in enumerate(_content(path).get("missing", []), 1):
         label = f"{path}: missing {number}"
         _check(label, entry, _MISSING, _MISSING)
@@ -120,8 +120,8 @@ def missing(name: str) -> tuple[Missing, ...]:
             score: _number(label, score, value, entry["place"])
             for score, value in entry["expected"].items()
         }
-        found.append(Missing(**entry | {"expected": numbers}))
-    return tuple(found)
+        entries.append(Missing(**entry | {"expected": numbers}))
+    return tuple(entries)
 
 
 def _content(path: Path) -> dict:

@@ -92,14 +92,14 @@ def _baselines(runs) -> list[tuple[str, dict]]:
     groups: list[tuple[str, dict, list[str]]] = []
     for row in BASELINES:
         for run in runs:
-            if not (mine := run.results.get(row)):
+            if not (baseline := run.results.get(row)):
                 continue
             for name, values, owners in groups:
-                if name == row and values == mine:
+                if name == row and values == baseline:
                     owners.append(run.name)
                     break
             else:
-                groups.append((row, mine, [run.name]))
+                groups.append((row, baseline, [run.name]))
     several = {row: sum(name == row for name, _, _ in groups) > 1 for row in BASELINES}
     return [
         (f"{row} of {', '.join(owners)}" if several[row] else row, values)
@@ -167,21 +167,21 @@ def settings(runs: Sequence[RunFolder]) -> dict:
     another method."""
     configs = [flatten(run.config) for run in runs]
     keys = sorted(set().union(*configs))
-    differing, some = [], []
+    differing, partial = [], []
     for key in keys:
-        there = [key in config for config in configs]
+        present = [key in config for config in configs]
         values = [config.get(key) for config in configs]
-        if not all(there):
-            some.append((key, _texts(values, there)))
+        if not all(present):
+            partial.append((key, _texts(values, present)))
         elif any(value != values[0] for value in values):
-            differing.append((key, _texts(values, there)))
-    return dict(differing=differing, some=some, same=len(keys) - len(differing) - len(some))
+            differing.append((key, _texts(values, present)))
+    return dict(differing=differing, some=partial, same=len(keys) - len(differing) - len(partial))
 
 
-def _texts(values, there) -> list[str]:
+def _texts(values, present) -> list[str]:
     return [
         (", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v)) or '""' if t else ABSENT
-        for v, t in zip(values, there)
+        for v, t in zip(values, present)
     ]
 
 

@@ -132,10 +132,10 @@ class Evaluation:
         if metrics:
             title = f"{config.method}, batch {config.optim.batch_size}"
             titles = evals.headings(config, self.tasks)
-            words: dict = dict(scores=scores, shown=titles, title=title)
+            options: dict = dict(scores=scores, shown=titles, title=title)
             with progress.part("curves"):
                 meanings = bound(FrozenConfigDict(config)).meanings
-                paths.append(curves.draw(metrics, folder, meanings=meanings, **words))
+                paths.append(curves.draw(metrics, folder, meanings=meanings, **options))
         encoder = self._encoder(params, constants)
         cases = self._pictured(encoder)
         # Pictures of the network need a batch, so images of one size.

@@ -114,8 +114,8 @@ def _title(panel: Panel, side: float) -> str:
 
 def _shape(panel: Panel) -> tuple[int, int]:
     """(height, width) of the panel's image, map or regions."""
-    shown = (panel.image, panel.heat, panel.labels)
-    return np.shape(next(array for array in shown if array is not None))[:2]
+    arrays = (panel.image, panel.heat, panel.labels)
+    return np.shape(next(array for array in arrays if array is not None))[:2]
 
 
 def _height(row, side: float) -> float:

@@ -179,10 +179,10 @@ def _charts(runs) -> list[dict]:
     losses of different methods cannot be compared."""
     result: list[dict] = []
 
-    def add(title, note, drawn, **words):
+    def add(title, note, drawn, **options):
         if any(np.isfinite(line.y).any() for line in drawn):
             label = f"{title} by step of {', '.join(runs[line.run].name for line in drawn)}"
-            svg = charts.lines(drawn, label=label, number=len(result), **words)
+            svg = charts.lines(drawn, label=label, number=len(result), **options)
             members = [_member(line, runs) for line in drawn]
             result.append(dict(title=title, note=note, svg=svg, members=members))
 

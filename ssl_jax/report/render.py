@@ -144,9 +144,9 @@ def classes(picture: Classes, folder: Path | str, name: str) -> Path:
     only some are named, and bars have no numbers."""
     count = len(picture.names)
     step = -(-count // _NAMED)
-    named = range(0, count, step), picture.names[::step]
+    ticks = range(0, count, step), picture.names[::step]
     side = _ROW * max(min(count, _NAMED), 8)  # inches, of the matrix
-    longest = 0.09 * max(map(len, named[1]))  # of a name
+    longest = 0.09 * max(map(len, ticks[1]))  # of a name
     with rc_context(GRID_STYLE):
         size = longest + _BARS + side + 0.9, longest + side + 0.9
         fig = Figure(figsize=size, layout="constrained")
@@ -155,7 +155,7 @@ def classes(picture: Classes, folder: Path | str, name: str) -> Path:
         percent = 100 * np.nan_to_num(picture.values)
         left.barh(range(count), percent, 0.75 if step == 1 else 1.0, color=LINES[0])
         left.set(xlim=(0, 100), title=f"{picture.measure}, %")
-        left.set_yticks(*named)
+        left.set_yticks(*ticks)
         for i, value in enumerate(percent if step == 1 else ()):
             text = "not there" if np.isnan(picture.values[i]) else f"{value:.1f}"
             color, side_of_end = ("white", "right") if value > 70 else ("black", "left")
@@ -163,7 +163,7 @@ def classes(picture: Classes, folder: Path | str, name: str) -> Path:
         map_of = dict(cmap="inferno", vmin=0, vmax=100, aspect="auto", interpolation="nearest")
         shares = right.imshow(100 * picture.shares, **map_of)
         right.set_title("predicted, % of the row")
-        right.set_xticks(*named, rotation=90)
+        right.set_xticks(*ticks, rotation=90)
         fig.colorbar(shares, ax=right, shrink=0.6, pad=0.02)
         return save(fig, folder, name)
 
@@ -186,8 +186,8 @@ def animation(animation: Animation, folder: Path | str, name: str) -> Path:
             raise ValueError(f'animation "{animation.title}" has a frame without an image')
         image = as_float(panel.image)
         if panel.labels is not None:
-            seen = np.asarray(panel.labels)[..., None] >= 0
-            image = np.where(seen, 0.5 * image + 0.5 * paint(panel.labels, palette), image)
+            labelled = np.asarray(panel.labels)[..., None] >= 0
+            image = np.where(labelled, 0.5 * image + 0.5 * paint(panel.labels, palette), image)
         frames.append(Image.fromarray((255 * image).round().astype(np.uint8)))
         frames[-1].thumbnail((_ANIMATED, _ANIMATED))  # does not enlarge
     path = Path(folder) / name

@@ -66,14 +66,14 @@ def draw_lines(
         x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
         finite = np.isfinite(x) & np.isfinite(y)
         x, y = x[finite], y[finite]
-        every = slice(None, None, max(1, -(-len(x) // points)))
+        subsample = slice(None, None, max(1, -(-len(x) // points)))
         window = max(1, round(smooth * len(y)))
         if window > 1:
-            ax.plot(x[every], y[every], color=line.color, alpha=0.25, linewidth=0.8)
+            ax.plot(x[subsample], y[subsample], color=line.color, alpha=0.25, linewidth=0.8)
             y = running_mean(y, window)
-        words: dict = dict(color=line.color, label=line.label, linewidth=1.8, markersize=3.5)
-        words["linestyle"] = (0, line.dashes) if line.dashes else "solid"
-        ax.plot(x[every], y[every], marker="o" if len(x) <= marked else None, **words)
+        options: dict = dict(color=line.color, label=line.label, linewidth=1.8, markersize=3.5)
+        options["linestyle"] = (0, line.dashes) if line.dashes else "solid"
+        ax.plot(x[subsample], y[subsample], marker="o" if len(x) <= marked else None, **options)
     ax.ticklabel_format(axis="y", useOffset=False)
 
 

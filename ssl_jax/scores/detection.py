@@ -74,8 +74,8 @@ def average_precision(
             "annotations": annotations,
         }
     )
-    found = truth.loadRes(_entries(predicted, classes, scored=True))
-    evaluator = COCOeval_faster(truth, found, "bbox", print_function=_silent)
+    detections = truth.loadRes(_entries(predicted, classes, scored=True))
+    evaluator = COCOeval_faster(truth, detections, "bbox", print_function=_silent)
     evaluator.params.maxDets = [1, 10, _MOST]
     evaluator.evaluate()
     evaluator.accumulate()
@@ -111,12 +111,12 @@ def agnostic_precision(
     hits: list[bool] = []
     scores: list[float] = []
     count = 0
-    for found, truth in zip(predicted, true):
-        everything, boxes = (np.asarray(x.boxes, np.float64).reshape(-1, 4) for x in (truth, found))
+    for guess, truth in zip(predicted, true):
+        everything, boxes = (np.asarray(x.boxes, np.float64).reshape(-1, 4) for x in (truth, guess))
         crowd = np.zeros(len(everything)) if truth.crowd is None else truth.crowd
         ignored = np.asarray(crowd, bool)
         objects, taken = everything[~ignored], np.zeros(len(everything), bool)
-        confidence = np.asarray(found.scores, np.float64).reshape(-1)
+        confidence = np.asarray(guess.scores, np.float64).reshape(-1)
         outside = _covered(boxes, everything[ignored]) < 0.5
         for i in np.argsort(-confidence, kind="stable"):
             if outside[i]:

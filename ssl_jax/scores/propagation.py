@@ -146,11 +146,11 @@ def track(
     for patches in frames:
         target = normalize.on_device(patches)
         missing = 1 + settings.previous - len(memory)
-        sources, given = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*memory))
+        sources, source_labels = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*memory))
         soft = propagate(
             target,
             sources,
-            given,
+            source_labels,
             jnp.arange(len(sources)) < len(memory),
             radius=settings.radius,
             top=settings.top,
@@ -169,8 +169,8 @@ def follow(
     of each frame, in order.
     """
     stream = iter(frames)
-    (given, size), patches = next(stream)
-    truth = [given]
+    (first_mask, size), patches = next(stream)
+    truth = [first_mask]
 
     def features():
         yield patches
@@ -178,5 +178,5 @@ def follow(
             truth.append(mask)
             yield later
 
-    predicted = list(track(features(), given, frame=size, settings=settings))
+    predicted = list(track(features(), first_mask, frame=size, settings=settings))
     return np.stack(truth), np.stack(predicted)

@@ -36,7 +36,7 @@ def matching(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Matches the tokens of sets [N, r, d] one to one with the least total Euclidean distance: for
     each token of `first` the index of its partner in `second`, [N, r] int. Like `ops.align_sets`
     with "hungarian", without compiling."""
-    pairs = (spatial.distance.cdist(one, other) for one, other in zip(first, second, strict=True))
+    pairs = (spatial.distance.cdist(a, b) for a, b in zip(first, second, strict=True))
     return np.stack([optimize.linear_sum_assignment(cost)[1] for cost in pairs])
 
 
@@ -50,8 +50,8 @@ def matched(index: np.ndarray, array: np.ndarray, axis: int = 1) -> np.ndarray:
 def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Mean cosine [N] of matched tokens of two sets [N, r, d]."""
     pairs = first, matched(matching(first, second), second)
-    one, other = map(normalize.on_host, pairs)
-    return (one * other).sum(axis=-1).mean(axis=-1)
+    a, b = map(normalize.on_host, pairs)
+    return (a * b).sum(axis=-1).mean(axis=-1)
 
 
 def invariance(first: np.ndarray, second: np.ndarray) -> float:
@@ -139,8 +139,8 @@ def _compared(first: Parts, after: Parts, axis: int, shift: int, patch: int):
     cells, rest = divmod(shift, patch)
     length = first.maps.shape[1 + axis]
     if not rest and cells < length:
-        gone = first.maps.take(range(cells, length), 1 + axis)
-        follows = change(gone, maps.take(range(length - cells), 1 + axis)).mean()
+        expected = first.maps.take(range(cells, length), 1 + axis)
+        follows = change(expected, maps.take(range(length - cells), 1 + axis)).mean()
     what = cosine(first.tokens, after.tokens).mean()
     return what, change(first.maps, maps).mean(), follows
 
@@ -223,15 +223,15 @@ def means(shifts: Sequence[int], moved: Shifted, pairs: tuple[float, float]) -> 
     "" and "_where" are means over shifts above 0, "_follows" over those by whole patches; "_other",
     "_crops" and "_crops_other" are the cosines; "_what_8" and "_where_8" belong to a shift of 8.
     Values that are not finite are left out."""
-    some = np.array(shifts) > 0
-    whole = some & np.isfinite(moved.follows)
+    moving = np.array(shifts) > 0
+    by_patches = moving & np.isfinite(moved.follows)
     values = {
-        "": moved.what[some].mean() if some.any() else np.nan,
-        "_where": moved.where[some].mean() if some.any() else np.nan,
+        "": moved.what[moving].mean() if moving.any() else np.nan,
+        "_where": moved.where[moving].mean() if moving.any() else np.nan,
         "_other": moved.other,
         "_crops": pairs[0],
         "_crops_other": pairs[1],
-        "_follows": moved.follows[whole].mean() if whole.any() else np.nan,
+        "_follows": moved.follows[by_patches].mean() if by_patches.any() else np.nan,
     }
     for shift, what, where in zip(shifts, moved.what, moved.where):
         values |= {f"_what_{shift}": what, f"_where_{shift}": where}

@@ -38,12 +38,12 @@ def boundary_accuracy(
 
     truth, predicted: bool [H, W]. 1 if neither has a boundary, 0 if only one has.
     """
-    ours, theirs = boundary(predicted), boundary(truth)
-    if not ours.any() or not theirs.any():
-        return float(ours.any() == theirs.any())
-    near = _disk(int(np.ceil(tolerance * np.hypot(*ours.shape))))
-    precision = (ours & _dilated(theirs, near)).sum() / ours.sum()
-    recall = (theirs & _dilated(ours, near)).sum() / theirs.sum()
+    predicted_edge, true_edge = boundary(predicted), boundary(truth)
+    if not predicted_edge.any() or not true_edge.any():
+        return float(predicted_edge.any() == true_edge.any())
+    near = _disk(int(np.ceil(tolerance * np.hypot(*predicted_edge.shape))))
+    precision = (predicted_edge & _dilated(true_edge, near)).sum() / predicted_edge.sum()
+    recall = (true_edge & _dilated(predicted_edge, near)).sum() / true_edge.sum()
     total = precision + recall
     return float(2 * precision * recall / total) if total else 0.0
 

@@ -50,8 +50,8 @@ def join(
         height, width = (_bucket(max(a, b)) for a, b in zip(size, window))
         canvas = jnp.zeros((logits.shape[1], height, width, logits.shape[-1]), jnp.float32)
         counts = np.zeros((height, width), np.float32)
-        for one, (y, x) in zip(logits, corners):
-            canvas = _added(canvas, one, y, x, window)
+        for part, (y, x) in zip(logits, corners):
+            canvas = _added(canvas, part, y, x, window)
             counts[y : y + window[0], x : x + window[1]] += 1
     samples = [_samples(old, new, _bucket(new)) for old, new in zip(size, result)]
     labels = _decided(canvas, np.maximum(counts, 1), *samples)
@@ -80,8 +80,8 @@ def _enlarged(logits, size):
 def _added(canvas, logits, y, x, size):
     """Adds the logits [networks, h, w, c] of a window to the canvas at (y, x)."""
     large = segmentation.upsample(logits, size)
-    there = jax.lax.dynamic_slice(canvas, (0, y, x, 0), large.shape)
-    return jax.lax.dynamic_update_slice(canvas, there + large, (0, y, x, 0))
+    current = jax.lax.dynamic_slice(canvas, (0, y, x, 0), large.shape)
+    return jax.lax.dynamic_update_slice(canvas, current + large, (0, y, x, 0))
 
 
 @jax.jit

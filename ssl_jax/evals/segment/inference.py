@@ -42,7 +42,7 @@ def score(
 
     settings: with `side` set. mesh: of this process's devices.
     """
-    weights = [(one.params, one.carry) for one in trained]
+    weights = [(fitted.params, fitted.carry) for fitted in trained]
     shared = {} if "backbone" in trained[0].params else network.backbone
     weights, shared = jax.device_put((weights, shared), sharding.replicated(mesh))
     logits_of = _logits(network, mesh)
@@ -69,9 +69,9 @@ def counts(
     """Confusion matrices [networks, classes, classes] int64 of the scored images. shared: add those
     of all processes."""
     total = np.zeros((networks, classes, classes), np.int64)
-    for one in scored:
-        for i, predicted in enumerate(one.predicted):
-            total[i] += metrics.confusion(one.truth, predicted, num_classes=classes)
+    for image in scored:
+        for i, predicted in enumerate(image.predicted):
+            total[i] += metrics.confusion(image.truth, predicted, num_classes=classes)
     if shared and jax.process_count() > 1:
         total = distributed.gather_array(total.reshape(1, -1)).sum(axis=0).reshape(total.shape)
     return total
@@ -87,8 +87,8 @@ def _logits(network: Network, mesh: Mesh):
         outs = []
         for params, stats in weights:
             backbone = {name: tree for name, tree in params.items() if name != "head"}
-            seen = network.maps(backbone, images) if maps is None else maps
-            outs.append(network.head.apply(params["head"], stats, seen)[0].logits)
+            levels = network.maps(backbone, images) if maps is None else maps
+            outs.append(network.head.apply(params["head"], stats, levels)[0].logits)
         return jnp.stack(outs, axis=1)
 
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)

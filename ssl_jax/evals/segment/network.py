@@ -67,10 +67,10 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
     """The function (weights, images, keys) -> Tokens of each layer of the settings."""
     shape = encoder.shape
     layers = [i + shape.depth if i < 0 else i for i in settings.layers]
-    for given, layer in zip(settings.layers, layers):
+    for entry, layer in zip(settings.layers, layers):
         if not 0 <= layer < shape.depth:
             raise InputError(
-                f"layers has {given}, but the network has {shape.depth} blocks; name some of 0 to"
+                f"layers has {entry}, but the network has {shape.depth} blocks; name some of 0 to"
                 f" {shape.depth - 1}, or count from the last one with -1, -2, ..."
             )
     mean, std = (jnp.asarray(values, jnp.float32) for values in (shape.mean, shape.std))
@@ -78,7 +78,7 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
     def tokens(weights, images, keys):
         if settings.half:
             images = (images - 0.5) / 0.5 * std + mean
-        seen = encoder.apply(
+        output = encoder.apply(
             weights["backbone"],
             images,
             layers=sorted(set(layers)),
@@ -86,8 +86,8 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
             keys=keys if settings.drop_path else None,
             drop_path=settings.drop_path,
         )
-        whole = shape.depth - 1 if settings.norm_layers == "last" else None
-        return [seen if i == whole else seen.layers[i] for i in layers]
+        normed_block = shape.depth - 1 if settings.norm_layers == "last" else None
+        return [output if i == normed_block else output.layers[i] for i in layers]
 
     return tokens
 

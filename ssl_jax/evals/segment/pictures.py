@@ -60,11 +60,11 @@ def images(scored: Sequence[Scored], head: str, count: int, names: Sequence[str]
     }
     entries = [c for c in range(count) if count <= _LEGEND or c in used]
     unlabelled = [(-1, "not labelled")] if IGNORE in used else []
-    named = list(names or ())
+    class_names = list(names or ())
     return Picture(
         f"Segmentation with a {head.replace('_', ' ')} head",
         tuple(map(row, scored)),
-        background=named.index("background") if "background" in named else None,
+        background=class_names.index("background") if "background" in class_names else None,
         legend=(*((c, class_name(names, c)) for c in entries), *unlabelled),
         legend_title="class",
     )

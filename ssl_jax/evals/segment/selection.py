@@ -47,10 +47,10 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     local = sharding.make_mesh(devices=jax.local_devices())
     together = case.shared and jax.process_count() > 1
 
-    def fit(how, lrs):
-        mesh = sharding.make_mesh() if together else sharding.mesh_for(how.batch)
-        batches = records.batches(learn, how, seed=case.seed, rows=_rows(case, how.batch))
-        return training.fit(net, how, batches, lrs=lrs, seed=case.seed, mesh=mesh)
+    def fit(sized, lrs):
+        mesh = sharding.make_mesh() if together else sharding.mesh_for(sized.batch)
+        batches = records.batches(learn, sized, seed=case.seed, rows=_rows(case, sized.batch))
+        return training.fit(net, sized, batches, lrs=lrs, seed=case.seed, mesh=mesh)
 
     def counted(trained, part):
         part = part.part(distributed.share(np.arange(len(part)), case.shared))
@@ -60,22 +60,22 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     lrs = tuple(settings.lrs)
     groups = [lrs] if settings.frozen else [(lr,) for lr in lrs]
     best, selection = None, list[float]()
-    for how, group in itertools.product(_sized(settings, len(learn)), groups):
-        trained = fit(how, group)
+    for sized, group in itertools.product(_sized(settings, len(learn)), groups):
+        trained = fit(sized, group)
         _warn_of_divergence(trained, group)
         judged = counted(trained, choose or test) if several else [None] * len(group)
-        for one, lr, counts in zip(trained, group, judged):
+        for fitted, lr, counts in zip(trained, group, judged):
             value = _mean_iou(counts, settings.absent) if several else 0.0
             if best is None or value > max(selection):
-                best = one, lr, how.batch, counts
+                best = fitted, lr, sized.batch, counts
             selection.append(value)
     assert best is not None
-    one, lr, batch, counts = best
+    fitted, lr, batch, counts = best
     if choose or not several:
-        (counts,) = counted([one], test)
+        (counts,) = counted([fitted], test)
     if not counts.sum():
         raise InputError(f"every pixel of {case.test} is ignored")
-    return Outcome(one, net, lr, batch, counts, selection if several else None)
+    return Outcome(fitted, net, lr, batch, counts, selection if several else None)
 
 
 def _sized(settings: Settings, records: int) -> list[Settings]:
@@ -92,8 +92,8 @@ def _sized(settings: Settings, records: int) -> list[Settings]:
 
 
 def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
-    for one, lr in zip(trained, lrs):
-        if not np.isfinite(one.losses[-1]) and distributed.is_first():
+    for fitted, lr in zip(trained, lrs):
+        if not np.isfinite(fitted.losses[-1]) and distributed.is_first():
             print(
                 f"  warning: segment: the loss is not finite after training with a learning rate of"
                 f" {lr:g}; use a lower one",
@@ -125,15 +125,15 @@ def with_side(case: Case, settings: Settings) -> Settings:
 def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Records, int]:
     """(training records, test records, number of classes)."""
     names = case.train.mask_names
-    named = settings.classes or (len(names) - (settings.ignored >= 0) if names else 0)
+    classes = settings.classes or (len(names) - (settings.ignored >= 0) if names else 0)
     train, test = (
         records.Records(
-            *case.records(name), crop=case.config.crop, ignored=settings.ignored, classes=named
+            *case.records(name), crop=case.config.crop, ignored=settings.ignored, classes=classes
         )
         for name in ("train", "test")
     )
     check_classes("segment", case.train, train.masks(), "masks")
-    return train, test, named or metrics.num_classes(train.masks(), test.masks())
+    return train, test, classes or metrics.num_classes(train.masks(), test.masks())
 
 
 def _split(train: records.Records, share: float, seed: int):

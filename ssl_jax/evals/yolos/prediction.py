@@ -38,10 +38,10 @@ def predict(
     for batch in feed(records.source, records.indices, cut, size):
         if not batch.views:
             continue
-        shown = [view for _, _, view in batch.views]
-        shown += shown[-1:] * (size - len(shown))  # so that batches have one size
+        padded = [view for _, _, view in batch.views]
+        padded += padded[-1:] * (size - len(padded))  # so that batches have one size
         images = views.batch(
-            shown, most=settings.queries, multiple=multiple, fill=detector.fill
+            padded, most=settings.queries, multiple=multiple, fill=detector.fill
         ).image
         outputs = map(np.asarray, apply(detector.params, images))
         for (index, record, view), corners, scores, labels in zip(batch.views, *outputs):

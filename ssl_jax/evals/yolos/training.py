@@ -108,12 +108,12 @@ def _batches(
     """The batches of all epochs, shuffled in each epoch, whose last partial batch is dropped.
     Threads prepare them ahead."""
 
-    source, every = records.source, range(len(records.source))
+    source, all_records = records.source, range(len(records.source))
 
     def view(item):
         epoch, record = item
         rng = np.random.default_rng((seed, epoch, int(record)))
-        return views.drawn(readable(source, every, record), rng, settings)
+        return views.drawn(readable(source, all_records, record), rng, settings)
 
     def rows():
         for epoch in range(settings.epochs):

@@ -41,8 +41,8 @@ def fitted(height: int, width: int, short: int, longest: int) -> tuple[int, int]
 def plain(record: dict[str, Any], short: int, longest: int) -> View:
     """A resized record, for test images."""
     height, width = record["image"].shape[:2]
-    whole = (0.0, 0.0, float(height), float(width))
-    return cut(record, whole, fitted(height, width, short, longest))
+    window = (0.0, 0.0, float(height), float(width))
+    return cut(record, window, fitted(height, width, short, longest))
 
 
 def drawn(record: dict[str, Any], rng: np.random.Generator, settings: Settings) -> View:
