@@ -37,7 +37,8 @@ EXTRAS = {
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra. The package is on no package index."""
+    """The command that installs an extra. The package is on no index; one with its name there is
+    not ours."""
     return f"run pip install -e '.[{extra}]' in the source tree of ssl_jax"
 
 

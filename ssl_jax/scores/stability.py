@@ -186,7 +186,8 @@ def measured(
       others: see `shifted` and `cropped`.
 
     Raises:
-      ValueError: one image at first, or images smaller than a patch plus the largest shift.
+      ValueError: the first batch has one image, or images are smaller than a patch plus the largest
+        shift.
     """
     moved: list[Shifted] = []
     pairs: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""Predicts boxes with a detector, next to the true boxes."""
+"""Predicts the boxes of images with a detector."""
 
 import math
 from collections.abc import Mapping
