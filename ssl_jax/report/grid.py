@@ -40,8 +40,8 @@ def grid(picture: Picture, folder: Path | str, name: str) -> Path:
     heights = [_height(row, side) for row in rows]
     palette = class_colors(_classes(picture, panels), picture.background)
     with_maps = any(p.heat is not None for p in panels)
-    beside = 0.8 * with_maps + 1.5 * bool(picture.legend)
-    size = max(side * sum(widths) + 0.2, 3.2) + beside, sum(heights) + 0.7
+    margin = 0.8 * with_maps + 1.5 * bool(picture.legend)
+    size = max(side * sum(widths) + 0.2, 3.2) + margin, sum(heights) + 0.7
     with rc_context(GRID_STYLE):
         fig = Figure(figsize=size, layout="constrained")
         set_title(fig, picture.title)

@@ -69,9 +69,9 @@ def propagate(
     def square(number):
         y, x = number // columns * _TILE, number % columns * _TILE
         patches = jax.lax.dynamic_slice(target, (y, x, 0), (_TILE, _TILE, dim))
-        beside = jax.lax.dynamic_slice(sources, (0, y, x, 0), (count, side, side, dim))
+        nearby = jax.lax.dynamic_slice(sources, (0, y, x, 0), (count, side, side, dim))
         their_labels = jax.lax.dynamic_slice(labels, (0, y, x, 0), (count, side, side, classes))
-        similarity = jnp.einsum("yxd,sabd->yxsab", patches, beside, precision="highest")
+        similarity = jnp.einsum("yxd,sabd->yxsab", patches, nearby, precision="highest")
         place = jnp.arange(side) - radius
         in_rows = near & (y + place >= 0) & (y + place < height)
         in_columns = near & (x + place >= 0) & (x + place < width)
