@@ -1,8 +1,8 @@
 """Self-supervised learning for vision in JAX.
 
-`from ssl_jax import ops, losses` gives pure functions on arrays and imports nothing but JAX and
-NumPy. The public modules are imported on first use, so that asking for one does not pay for the
-others. All but these two need the libraries of the extra `train`.
+`from ssl_jax import ops, losses` provides pure functions on arrays and needs only JAX, NumPy and
+jaxtyping. Public modules are imported on first use, so that each costs only its own imports. All
+others need the libraries of the extra `train`.
 """
 
 import importlib
@@ -35,8 +35,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """The public module or function of that name, imported on first use. Raises AttributeError for
-    any other name, and ModuleNotFoundError that names the extra where libraries are missing."""
+    """Imports the public module or function of that name. Raises AttributeError for other names,
+    and ModuleNotFoundError, which names the extra, if a library is missing."""
     if name in __all__:
         try:
             module = importlib.import_module(f"{__name__}.{_FUNCTIONS.get(name, name)}")

@@ -9,13 +9,13 @@ from ssl_jax.runtime import pages, stop
 
 def main() -> int:
     """Runs the command line; returns its exit code, 2 with one line if an extra is missing."""
-    if "jax" not in sys.modules:  # else somebody calls this in a process with work of its own
+    if "jax" not in sys.modules:  # with JAX imported, the caller's process must not be restarted
         pages.restart_with_huge_pages()
-    # Before anything that takes time to import: a signal is heard from Python's own start on.
+    # Before slow imports, so that a signal is handled from the start.
     train = sys.argv[1:2] == ["train"]
-    told = stop.listening(whole=True) if train else contextlib.nullcontext()
+    signals = stop.listening(whole=True) if train else contextlib.nullcontext()
     try:
-        with told:
+        with signals:
             from ssl_jax import cli
 
             return cli.main()

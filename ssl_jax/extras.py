@@ -1,9 +1,9 @@
-"""Which extra of the package brings a library that is not installed.
+"""Extras of the package: which one installs a missing library.
 
-Without an extra come the libraries that `ops` and `losses` import; setup.py lists the versions.
+Libraries that `ops` and `losses` import are installed without an extra; setup.py lists versions.
 """
 
-# {extra: what is imported of it}; the first one that has a library is named where it is missing.
+# {extra: its imported modules}; messages name the first extra that has a missing module.
 EXTRAS = {
     "train": (
         "PIL",
@@ -37,12 +37,13 @@ EXTRAS = {
 
 
 def install(extra: str) -> str:
-    """How to install an extra. No package index has the package: a name there is not ours."""
+    """The command that installs an extra. The package is on no index; one with its name there is
+    not ours."""
     return f"run pip install -e '.[{extra}]' in the source tree of ssl_jax"
 
 
 def missing(error: ModuleNotFoundError) -> str | None:
-    """One line that says what to install, or None if no extra brings the module of `error`."""
+    """One line that says what to install; None if no extra has the module of `error`."""
     library = (error.name or "").partition(".")[0]
     for extra, libraries in EXTRAS.items():
         if library in libraries:

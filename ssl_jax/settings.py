@@ -1,5 +1,5 @@
-"""The whole config: the sections of all modules together, whether a config can work, and what it
-implies.
+"""The complete config: joins the sections of all modules, checks whether a config can work, and
+computes the values that it implies.
 
     config = settings.base_config("sop")         # every key of the package and of SOP
     settings.keys("sop")["optim.lr"].meaning     # how each of them is declared
@@ -30,7 +30,7 @@ _LAST_STEP = 2**31 - 1  # steps are counted in 32 bits
 
 
 def sections() -> dict:
-    """The Keys of everything that belongs to no method: {key or section: Key or dict of Keys}."""
+    """The Keys that all methods have: {key or section: Key or dict of Keys}."""
     return dict(
         method=key("", "name of the method; its settings are the section of that name", acts=""),
         seed=key(
@@ -82,19 +82,19 @@ def sections() -> dict:
 
 
 def keys(method: str = "") -> dict[str, Key]:
-    """{dotted key: Key} of a complete config for that method; "": of what belongs to no method.
-    Those of a config's evaluations are `evals.keys(config)`.
+    """{dotted key: Key} of a complete config for a method; "" = only the keys that all methods
+    have. `evals.keys(config)` has those of a config's evaluations.
     """
     return config_lib.flatten(sections() | _own_section(method))
 
 
 def base_config(method: str) -> ConfigDict:
-    """A complete config for a method: the package's defaults and the method's own section. No key
-    can be added to it, but evaluations to the section `evals` (see `evals.section`), and anything
+    """A complete config for a method: the package's defaults and the method's own section. It is
+    locked, except for adding evaluations to the section `evals` (see `evals.section`) and entries
     to `expected`.
     """
-    own = _own_section(method)
-    config = config_lib.build(config_lib.with_defaults(sections(), {"method": method}) | own)
+    section = _own_section(method)
+    config = config_lib.build(config_lib.with_defaults(sections(), {"method": method}) | section)
     with config.unlocked():
         config.expected = ConfigDict()
     for name in ("evals", "expected"):
@@ -103,21 +103,20 @@ def base_config(method: str) -> ConfigDict:
 
 
 def _own_section(method: str) -> dict:
-    """{name: Keys of the method's own section, and of those beside it}; {} for the method ""."""
+    """{name: Keys} of the method's own section and further ones it uses; {} for the method ""."""
     names = (method, *methods.get(method).beside) if method else ()
     return {name: methods.get(name).defaults() for name in names}
 
 
 def completed(stored: ConfigDict | FrozenConfigDict) -> ConfigDict:
-    """A stored config with the keys that this version of the package has: new ones at their
-    defaults, none that are gone. For what looks at a network; training goes on with the config as
-    it was.
+    """A stored config with the keys of this version of the package: new keys have their defaults,
+    removed ones are dropped. For commands that read a network; training resumes with the stored
+    config.
 
-    A value that a key of this version cannot have gives way to the default where that changes no
-    weight (`Key.free`), and is refused elsewhere. The method may be unknown, as that of published
-    weights is.
+    A value that a key of this version cannot have is replaced by the default if the key is free
+    (`Key.free`), and refused otherwise. The method may be unknown, as for published weights.
 
-    Raises InputError: anybody may have written the config.
+    Raises InputError for a config that cannot be read; it may come from anybody.
     """
     method = stored.get("method", "")
     known = method in methods.METHODS
@@ -144,10 +143,9 @@ def completed(stored: ConfigDict | FrozenConfigDict) -> ConfigDict:
 
 
 def check_stored(config: ConfigDict, parts: tuple[str, ...], given: Collection[str] = ()) -> None:
-    """Refuses values that act (`Key.acts`) of a config that came with a network.
+    """Raises InputError for values with effects (`Key.acts`) in a config that came with a network.
 
-    parts: beginnings of the keys that are about to be read. given: keys that the user has set.
-    Raises InputError.
+    parts: prefixes of the keys that will be used. given: keys that the user has set.
     """
     declared = keys() | evals.keys(config)
     for name, value in config_lib.flatten(config).items():
@@ -156,13 +154,13 @@ def check_stored(config: ConfigDict, parts: tuple[str, ...], given: Collection[s
 
 
 def with_absolute_paths(config: ConfigDict) -> ConfigDict:
-    """The config with files and folders as they are called from any folder, for what is stored."""
+    """The config with absolute paths, for storage."""
     config = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
     values = config_lib.flatten(config)
     for name, declared in (keys(config.method) | evals.keys(config)).items():
         if declared.path and (value := values[name]) and "://" not in value:
             place = config_lib.absolute(value)
-            # Others are looked for elsewhere, or nowhere; but that folder is made.
+            # Missing paths may be relative to something else; evals.cache is created later.
             if place.exists() or name == "evals.cache":
                 _put(config, name, str(place))
     return config
@@ -174,7 +172,7 @@ def _put(config, name, value):
 
 
 def check_evals(config: ConfigDict) -> None:
-    """Refuses evaluations that cannot work; see `validate`, which checks all of a config."""
+    """Raises InputError for evaluations that cannot work; `validate` checks a whole config."""
     values = config_lib.flatten(config)
     for name, declared in (keys() | evals.keys(config)).items():
         if name.startswith("evals."):
@@ -185,16 +183,16 @@ def check_evals(config: ConfigDict) -> None:
 def validate(config: ConfigDict, num_devices: int | None) -> None:
     """Refuses a config that cannot work, before anything is allocated.
 
-    Checks every key by its own declaration, and what keys of the general sections demand of each
-    other; `method.check(config)` does the latter for the method's section. Works on resolved and
-    unresolved configs.
+    Checks each key by its declaration, and combinations of keys of the general sections;
+    `method.check(config)` checks combinations with the method's section. The config may be resolved
+    or not.
 
     Args:
-      num_devices: that the run will have; None: nothing will be trained, and the mesh is not looked
-        at.
+      num_devices: number of devices of the run; None = nothing will be trained, and the mesh is not
+        checked.
 
     Raises:
-      InputError: names the key, what it is, and what would be right.
+      InputError: names the key, its value and the remedy.
     """
     if not config.get("method"):
         raise InputError(
@@ -229,7 +227,7 @@ def validate(config: ConfigDict, num_devices: int | None) -> None:
 
 
 def check_keys(config: ConfigDict) -> None:
-    """Every declared key is there with a value it can have, and no other key. Raises InputError."""
+    """Raises InputError unless the config has exactly the declared keys, with allowed values."""
     known = keys(config.method) | evals.keys(config)
     values = config_lib.flatten(config)
     values = {name: x for name, x in values.items() if name.split(".")[0] not in OPEN}
@@ -250,14 +248,14 @@ def check_keys(config: ConfigDict) -> None:
 
 
 def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> FrozenConfigDict:
-    """Works out what a valid config implies: the model's shape, where evaluations find their images
-    (`evals.follow`; `evals.NAME.data.dir` left empty is `data.dir` if the kind is the same) and the
-    section `run`. Resolving again gives the same.
+    """Computes the implied values of a valid config: the model's shape, the data of evaluations
+    (`evals.follow`; an empty `evals.NAME.data.dir` becomes `data.dir` if the kind is the same) and
+    the section `run`. Resolving again changes nothing.
 
     run.num_records       images in the training set
     run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
-    run.total_steps       optim.steps, or epochs * steps_per_epoch rounded; of a run that was
-                          lengthened the last of optim.extended
+    run.total_steps       optim.steps, or epochs * steps_per_epoch rounded; for an extended run the
+                          last of optim.extended
     run.epochs            total_steps / steps_per_epoch
     run.warmup_steps      warmup_epochs * steps_per_epoch rounded; at most optim.steps
     run.peak_lr           lr * batch_size / base_batch
@@ -268,8 +266,8 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
 
     Raises:
       InputError: the set is smaller than a batch, the run is shorter than a step or longer than
-        2**31 - 1 steps, the warm-up is longer than the run, further ends do not come one after the
-        other, a contradiction in the model's size.
+        2**31 - 1 steps, the warm-up is longer than the run, optim.extended is not ascending, or the
+        model's size is contradictory.
     """
     config = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
     o = config.optim
@@ -280,7 +278,7 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
             f" most {num_records}"
         )
     ends = schedule.ends(o, steps_per_epoch)
-    total = ends[0]  # of the plan, before it was lengthened
+    total = ends[0]  # of the original run, before it was extended
     if total == 0:
         raise InputError(
             f"optim.epochs is {o.epochs}, less than one step of {steps_per_epoch} an epoch; "
@@ -293,7 +291,7 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
         )
     warmup = round(o.warmup_epochs * steps_per_epoch)
     if o.steps:
-        warmup = min(warmup, total)  # so that any recipe can be tried for a few steps
+        warmup = min(warmup, total)  # so that any config can be tried for a few steps
     elif warmup > total:
         raise InputError(
             f"optim.warmup_epochs is {o.warmup_epochs} = {warmup} steps, longer than the run of"

@@ -1,4 +1,5 @@
-"""`ssl-jax COMMAND`: one module per command. Argparse reads flags, config_flags keys of configs."""
+"""`ssl-jax COMMAND`, with one module per command. argparse parses flags, config_flags the keys of
+configs."""
 
 import contextlib
 import importlib
@@ -17,10 +18,10 @@ EXIT_INPUT = 2  # bad input: one line on stderr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code. `argv` includes the program's name."""
+    """Runs one command; returns its exit code. argv: includes the program's name."""
     argv = list(sys.argv if argv is None else argv)[1:]
     completion.answer()
-    for stream in (sys.stdout, sys.stderr):  # names of files need not be text
+    for stream in (sys.stdout, sys.stderr):  # file names may not be valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signals = stop.listening() if argv[:1] == ["train"] else contextlib.nullcontext()
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         if argv[0] == "train":
             raise
-        # The reader, `head` for example, has enough. Python must not flush what is left at exit.
+        # The reader, for example `head`, closed the pipe; Python must not flush the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (InputError, OSError) as error:
@@ -58,9 +59,9 @@ def _run(argv: list[str]) -> int:
         print(_version())
         return 0
     program, parsers = commands.parsers()
-    # A flag before the command may have its value as the next word: --platform cpu train.
-    named = (word for word in words if word in (*COMMANDS, "help"))
-    command = next(named, next((word for word in words if not word.startswith("-")), ""))
+    # A flag's value may be a word before the command: --platform cpu train.
+    candidates = (word for word in words if word in (*COMMANDS, "help"))
+    command = next(candidates, next((word for word in words if not word.startswith("-")), ""))
     if command == "help" or {"-h", "--help"} & set(words):
         print(parsers.get(command, program).format_help(), end="")
         return 0
@@ -85,7 +86,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _version() -> str:
-    """The versions of what decides how a run goes."""
+    """Versions of the packages that determine a run's results."""
     names = ("ssl-jax", "jax", "jaxlib", "flax", "optax")
     versions = [f"{name} {importlib.metadata.version(name)}" for name in names]
     return ", ".join([*versions, f"Python {platform.python_version()}"])

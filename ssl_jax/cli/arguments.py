@@ -1,4 +1,4 @@
-"""What commands share: a config from --config=NAME or --row=ROW, and --config.KEY=VALUE on top."""
+"""Arguments shared by commands: --config=NAME or --row=ROW, and changes --config.KEY=VALUE."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
 
-# What other codebases call keys that have another name here.
+# {our key: its names in other codebases}
 _SYNONYMS = {
     "optim.lr": "learning_rate base_lr blr",
     "optim.final_lr": "min_lr end_lr",
@@ -52,13 +52,13 @@ _SYNONYMS = {
 
 
 class _Tuples(tuple_parser.TupleParser):
-    """Makes a dict pairs, which `Key.check` judges, and refuses a set. The plain parser takes the
-    keys of a dict alone, and the elements of a set in any order."""
+    """Converts a dict to pairs, which `Key.check` checks, and refuses a set. The base parser would
+    drop a dict's values, and read a set in any order."""
 
     def parse(self, argument):
         value = argument
         if isinstance(argument, str):
-            with contextlib.suppress(ValueError, SyntaxError):  # the plain parser decides
+            with contextlib.suppress(ValueError, SyntaxError):  # left to the base parser
                 value = ast.literal_eval(argument)
         if isinstance(value, set):
             raise ValueError("a set has no order")
@@ -69,11 +69,11 @@ config_flags.register_flag_parser_for_type(tuple, _Tuples())
 
 
 class Start(NamedTuple):
-    """What a command starts from.
+    """The config of a command, and its origins.
 
-    layers: {origin: config}: "config file", and with a row also "paper's row", which is the same
-    config with the changes of the row. row: of --row. config: the last of the layers with the
-    changes of the command line. given: the keys that these set.
+    layers: {origin: config}: "config file" and, with a row, "paper's row", which adds the changes
+    of the row. row: that of --row. config: the last layer with the changes of the command line.
+    given: the keys set by these changes.
     """
 
     layers: dict[str, ConfigDict]
@@ -113,7 +113,8 @@ def start(options: argparse.Namespace) -> Start:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(arguments --config.KEY=VALUE, the others). A value may follow its key as a word."""
+    """(arguments --config.KEY=VALUE, other arguments). A value may be a separate word after its
+    key."""
     changes: list[str] = []
     others: list[str] = []
     before = ""
@@ -129,10 +130,10 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def changed(config: ConfigDict, changes: Sequence[str]) -> ConfigDict:
-    """A copy of the config with changes --config.KEY=VALUE, which config_flags reads.
+    """A copy of the config with changes --config.KEY=VALUE, parsed by config_flags.
 
-    --config.evals.all.KEY=VALUE stands for each evaluation that has KEY. The kind of a set follows
-    from its `dir` or `name` where they alone are given. Raises InputError.
+    --config.evals.all.KEY=VALUE changes all evaluations that have KEY. If only `dir` or `name` of a
+    set is given, its kind is derived from them. Raises InputError for a wrong change.
     """
     keys = config_lib.flatten(config)
     changes = _for_all(changes, keys)
@@ -155,28 +156,28 @@ def changed(config: ConfigDict, changes: Sequence[str]) -> ConfigDict:
 
 
 def _for_all(changes: Sequence[str], keys: Collection[str]) -> list[str]:
-    """The changes, with one for each evaluation that has the key in place of
-    --config.evals.all.KEY=VALUE. They come first: a change of one evaluation counts.
+    """Replaces --config.evals.all.KEY=VALUE by one change for each evaluation that has KEY. These
+    come first, so that a change of a single evaluation takes precedence.
 
-    keys: all keys there are.
+    keys: all keys of the config.
     """
-    of_all, others = [], []
+    expanded, others = [], []
     for change in changes:
         match = re.match(r"(--?config\.evals\.)all(\.[^=]+)(=.*)", change, re.DOTALL)
-        same = rf"evals\.(\w+){re.escape(match[2])}" if match else "$."
-        names = [one[1] for one in (re.fullmatch(same, key) for key in keys) if one]
-        of_all += [f"{match[1]}{name}{match[2]}{match[3]}" for name in names if match]
+        pattern = rf"evals\.(\w+){re.escape(match[2])}" if match else "$."
+        names = [hit[1] for hit in (re.fullmatch(pattern, key) for key in keys) if hit]
+        expanded += [f"{match[1]}{name}{match[2]}{match[3]}" for name in names if match]
         others += [] if names else [change]
-    return [*of_all, *others]
+    return [*expanded, *others]
 
 
 def _set_kinds(config, given):
-    """The kind of each set of which a folder or a name is given that its kind would ignore."""
+    """Sets the kind of each set whose folder or name is given, if its kind would ignore them."""
     from ssl_jax.data import source
     from ssl_jax.evals import section
 
     sets = {"data": config.data}
-    sets |= {f"evals.{name}.data": one.data for name, one in section.named(config).items()}
+    sets |= {f"evals.{name}.data": entry.data for name, entry in section.named(config).items()}
     for name, data in sets.items():
         kind = config.data.kind if data.kind == section.TRAINING else data.kind
         if f"{name}.kind" in given or kind not in source.EMBEDDED:
@@ -188,7 +189,7 @@ def _set_kinds(config, given):
 
 
 def given(changes: Sequence[str], config: ConfigDict) -> set[str]:
-    """The dotted keys of a config that changes --config.KEY=VALUE set."""
+    """The dotted keys of a config that the changes --config.KEY=VALUE set."""
     matches = map(_KEY.match, _for_all(changes, config_lib.flatten(config)))
     return {match[1] for match in matches if match}
 

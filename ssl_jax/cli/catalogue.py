@@ -1,4 +1,4 @@
-"""What there is: configs, papers, and what each key means."""
+"""Lists configs and papers, and explains keys."""
 
 import textwrap
 
@@ -12,7 +12,7 @@ _WIDTH = 100
 
 
 def overview() -> str:
-    """The configs and papers that come with the package."""
+    """Lists the configs and papers of the package."""
     lines = ["configs: ssl-jax show --config=NAME:VARIANT", ""]
     shipped = config_lib.shipped()
     for name, path in shipped.items():
@@ -26,8 +26,7 @@ def overview() -> str:
 
 
 def keys(config: ConfigDict | None, part: str) -> str:
-    """What the keys of a config mean, or without one those of all methods and evaluations; see
-    `explained`."""
+    """Explains the keys of a config, or of all methods and evaluations; see `explained`."""
     if config is not None:
         declared = settings.keys(config.method) | evals.keys(config)
     else:
@@ -41,8 +40,8 @@ def keys(config: ConfigDict | None, part: str) -> str:
 
 
 def explained(declared: dict[str, config_lib.Key], part: str = "") -> str:
-    """What each key means, its default, unit and range, of those whose name or meaning contains
-    `part`. Raises InputError where none does."""
+    """Meaning, default, unit and range of each key whose name or meaning contains `part`. Raises
+    InputError if there is none."""
     lines = []
     for name, entry in sorted(declared.items()):
         if part in name.lower() or part in entry.meaning.lower():

@@ -1,4 +1,4 @@
-"""`ssl-jax check`: whether the checkpoints of a run are what was saved."""
+"""`ssl-jax check`: verifies the checkpoints of a run."""
 
 import argparse
 
@@ -7,7 +7,6 @@ from ssl_jax.train import checkpoint
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     damaged = 0
     for path in options.run:
         folder, step = checkpoint.locate(path)

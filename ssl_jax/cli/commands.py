@@ -1,7 +1,7 @@
-"""The commands as argparse objects: parsing, help and completion come from the same ones.
+"""The commands as argparse objects, used for parsing, help and completion.
 
-Their arguments and texts are in commands.toml. The modules of the commands are not imported here:
-JAX takes seconds to load, and a shell that completes asks at every press of TAB.
+Arguments and texts are in commands.toml. The modules of the commands are not imported here, because
+JAX takes seconds to load, and completion runs at every press of TAB.
 """
 
 import textwrap
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ssl_jax.cli.parser import TYPES, Parser
 
-# Each is also a module of this package with run(options).
+# Each is a module of this package with run(options) -> exit code.
 COMMANDS = ("train", "eval", "embed", "export", "stats", "show", "plan", "report", "check")
 
 
 def parsers() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the program, and {command: its parser}."""
+    """(parser of the program, {command: its parser})."""
     described = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8"))
     tables = {"eval": _evaluations, "plan": _machines}
     program = Parser(prog="ssl-jax", text=described["program"]["text"])
@@ -31,7 +31,7 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _add(parser: Parser, arguments: dict[str, dict]) -> None:
-    """Adds arguments {NAME, --FLAG or --FLAG=VALUE: options of add_argument}."""
+    """Adds arguments {NAME, --FLAG or --FLAG=VALUE: keywords of add_argument}."""
     for written, options in arguments.items():
         name, _, value = written.partition("=")
         if "type" in options:

@@ -12,7 +12,7 @@ from ssl_jax.cli import commands
 
 
 def answer() -> None:
-    """Prints what fits, and ends the process, where it is the shell that asks."""
+    """Prints completions and exits if the shell requests them."""
     if "_ARGCOMPLETE" not in os.environ:
         return
     import argcomplete
@@ -22,7 +22,7 @@ def answer() -> None:
     for parser in parsers.values():
         for action in parser._actions:
             if action.dest == "config":
-                # argcomplete looks for the attribute.
+                # argcomplete reads this attribute.
                 action.completer = _configs  # type: ignore[attr-defined]
         for key in keys if parser.takes_keys else ():
             parser.add_argument(f"--config.{key}")
@@ -30,7 +30,7 @@ def answer() -> None:
 
 
 def _configs(prefix: str, **_) -> Iterable[str]:
-    """Names of configs; of one that is written out, its variants."""
+    """Names of configs, or the variants of a config whose name is complete."""
     shipped = config_lib.shipped()
     name, *variant = prefix.split(":")
     if not variant or name not in shipped:
@@ -40,11 +40,11 @@ def _configs(prefix: str, **_) -> Iterable[str]:
 
 
 def _keys(line: str) -> Iterable[str]:
-    """The keys of the config that a line names, if it begins to name one."""
+    """Keys of the config named in the line, if the line ends in the beginning of a key."""
     if not re.search(r"\s--config\.\S*$", line):
         return ()
     from ssl_jax import settings
 
-    if named := re.search(r"--config[= ]([^.\s]\S*)", line):
-        return config_lib.flatten(config_lib.load(named[1]))
+    if match := re.search(r"--config[= ]([^.\s]\S*)", line):
+        return config_lib.flatten(config_lib.load(match[1]))
     return settings.keys()

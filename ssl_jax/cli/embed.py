@@ -1,4 +1,4 @@
-"""`ssl-jax embed`: a data set as vectors, in one file."""
+"""`ssl-jax embed`: embeds a data set and writes its vectors to one file."""
 
 import argparse
 import os
@@ -19,7 +19,6 @@ _EVERY = 10.0  # seconds between two lines of progress
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax import api
     from ssl_jax.cli import cache
     from ssl_jax.features import embedding
@@ -36,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     source_lib.check("data", config.data, config.data.dir)
     data = config.data.to_dict()
     if "data.split" not in given and (options.folder or "data" not in encoder.config):
-        del data["split"]  # nobody named a part
+        del data["split"]  # the user has not chosen a part
     source = embedding.opened(data, options.size, encoder)
     plan = embedding.plan(
         encoder,
@@ -48,36 +47,36 @@ def run(options: argparse.Namespace) -> int:
     )
     cache.keep_programs()
     print(f"network: {encoder}; data: {source}, {len(source)} images", flush=True)
-    shown = _Progress()
+    printer = _Progress()
     try:
-        out = embedding.to_file(plan, options.out, progress=shown)
+        out = embedding.to_file(plan, options.out, progress=printer)
     except KeyboardInterrupt:
         print("stopped; run the same command again to resume", flush=True)
         return _EXIT_STOPPED
-    skipped = f", skipped {shown.skipped} that cannot be read" if shown.skipped else ""
-    written = len(source) - shown.skipped
+    skipped = f", skipped {printer.skipped} that cannot be read" if printer.skipped else ""
+    written = len(source) - printer.skipped
     print(f"{out}: {written} images{skipped}, {out.stat().st_size / 2**20:.1f} MiB")
     return os.EX_OK
 
 
 def _data(of_run: Mapping | None, folder: str = "") -> ConfigDict:
-    """The section `data`, without `size`: of a folder, or the one that a run was trained on."""
+    """The section `data` of a folder, or of the training set of a run, without `size`."""
     section = config_lib.build(_keys()).unlock()
     if folder or of_run is None:
         section.update(source_lib.at(folder, of_run))
     else:
         section.update({name: of_run[name] for name in section if name in of_run})
-    del section["size"]  # that is --size here
+    del section["size"]  # set by --size instead
     return section.lock()
 
 
 def _keys() -> dict:
-    """Those of the section `data` that say which images are read."""
+    """The keys of the section `data` that determine which images are read."""
     return source_lib.defaults() | {"max_unreadable": loader.defaults()["max_unreadable"]}
 
 
 class _Progress:
-    """A line every few seconds; skipped: how many images could not be read."""
+    """Prints a line every few seconds. skipped: number of unreadable images."""
 
     def __init__(self):
         self._shown, self._began, self._from = -_EVERY, time.monotonic(), None
@@ -87,7 +86,7 @@ class _Progress:
         self.skipped += skipped
         now = time.monotonic()
         if self._from is None:
-            self._from, self._began = done, now  # the first part holds the compilation
+            self._from, self._began = done, now  # the first part includes compilation
         if now - self._shown < _EVERY and done < count:
             return
         rate = (done - self._from) / max(now - self._began, 1e-9)

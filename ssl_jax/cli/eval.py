@@ -1,4 +1,4 @@
-"""`ssl-jax eval`: scores a network beside its baselines."""
+"""`ssl-jax eval`: scores a network and its baselines."""
 
 import argparse
 import contextlib
@@ -22,7 +22,6 @@ _EVERY = 30.0  # seconds between two lines of progress
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax import api, evals
     from ssl_jax.cli import cache
     from ssl_jax.report.evaluation import Evaluation
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     cache.keep_programs()
     _check(config, () if trust else tasks, arguments.given(options.changes, config))
     evaluation = Evaluation(FrozenConfigDict(config))
-    evaluation.open()  # a wrong folder shows here, before the weights are read
+    evaluation.open()  # refuses a wrong folder before the weights are read
     evaluation.network = encoder = encoder or api.load(options.network, trust=trust)
     print(encoder)
     network = encoder.params, encoder.constants
@@ -71,10 +70,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _opened(path: str, family: str | None, trust: bool):
-    """(the network, or None for a run, whose evaluations are checked before its weights are read;
-    its config)."""
-    from ssl_jax import api
-    from ssl_jax.convert import places
+    """(network, its config). The network of a run is None, because its evaluations are checked
+    before its weights are read."""
+    from ssl_jax import api, convert
 
     if (place := places.find(path)).is_run:
         return None, settings.completed(api.saved_config(place.path, trust))
@@ -83,8 +81,8 @@ def _opened(path: str, family: str | None, trust: bool):
 
 
 def _check(config: ConfigDict, foreign: Sequence[str], given: Collection[str]) -> None:
-    """Refuses evaluations that cannot work, and of those in `foreign` settings that act and were
-    not given here. Raises InputError."""
+    """Raises InputError for evaluations that cannot work. Those in `foreign` come with the network:
+    refuses settings of them that act (`Key.acts`), unless they are `given` by the user."""
     from ssl_jax import evals
 
     if not config.evals.tasks:
@@ -99,7 +97,7 @@ def _check(config: ConfigDict, foreign: Sequence[str], given: Collection[str]) -
 
 @contextlib.contextmanager
 def _shown():
-    """Says what is being evaluated: in a line of the terminal, into a file every so often."""
+    """Shows what is being evaluated, in a status line of a terminal or as lines of a log."""
     import rich.console
     from rich.markup import escape
 
@@ -126,27 +124,27 @@ def _shown():
 
 
 def _check_out(out: Path) -> None:
-    """Refuses a place with something that no evaluation wrote. Raises InputError."""
+    """Raises InputError if the output exists and was not written by an evaluation."""
     from ssl_jax import evals
 
     outputs = [out] if out.suffix == ".json" else [out / "results.json"]
     files = outputs if out.suffix == ".json" else [*outputs, out / "results.txt", out / "pictures"]
-    there = [file for file in files if file.exists()]
+    existing = [file for file in files if file.exists()]
     try:
         ours = evals.TRAINED in reading.parse_json(reading.read_bytes(outputs[0]))
     except (OSError, ValueError, TypeError):
         ours = False
-    if there and not ours:
+    if existing and not ours:
         raise InputError(
-            f"--out: {there[0]} exists and was not written by eval; choose another name"
+            f"--out: {existing[0]} exists and was not written by eval; choose another name"
         )
 
 
 def _add(config: ConfigDict, entries: Sequence[str], changes: Sequence[str]) -> list[str]:
     """Adds the evaluations of --add to the config; returns their names.
 
-    changes: --config.KEY=VALUE of the command line. Raises InputError for a paper's protocol whose
-    images are not given: those of this package would give a score that looks like the paper's.
+    changes: --config.KEY=VALUE of the command line. Raises InputError for a paper's protocol
+    without a data set, because the score on the package's images would look like the paper's.
     """
     from ssl_jax import evals
     from ssl_jax.evals import registry

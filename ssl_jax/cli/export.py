@@ -1,4 +1,4 @@
-"""`ssl-jax export`: a network for other libraries, or as a program."""
+"""`ssl-jax export`: exports a network to other libraries, or as a program."""
 
 import argparse
 import itertools
@@ -16,16 +16,15 @@ _LOAD = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax import api
     from ssl_jax.convert import programs
 
     choices = dict(family=options.family, heads=options.heads, trust=options.trust)
     encoder = api.load(options.network, **choices)
     out = local(options.out)
-    known = about(options.network, encoder)
+    facts = about(options.network, encoder)
     special = dict(size=options.size, adapters=options.adapters)
-    remarks = api.export(encoder, out, to=options.to, about=known, **special)
+    remarks = api.export(encoder, out, to=options.to, about=facts, **special)
     print(f"{encoder} -> {out}")
     for remark in remarks:
         print(f"  {remark}")
@@ -38,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def about(path: str, encoder: Any) -> Any:
-    """What is known of a network (convert.card.About): from its run's folder, or the notes in its
+    """Facts about a network (convert.card.About), from its run directory or the notes in its
     file."""
     from ssl_jax.convert import card, places
     from ssl_jax.report import folders
@@ -53,13 +52,13 @@ def about(path: str, encoder: Any) -> Any:
     if not (folder / "checkpoints").is_dir():
         return facts
     (run,) = folders.read([folder])
-    # results.json is of the last step.
+    # results.json holds scores of the last step.
     results = run.results if encoder.step == run.total_steps else {}
     return facts._replace(results=results, command=_command(run.environment.get("command", [])))
 
 
 def _data(config: dict) -> str:
-    """In words, without the folders of this machine."""
+    """Describes the training data, without paths of this machine."""
     from ssl_jax.data import source
 
     data, views, optim = (config.get(name, {}) for name in ("data", "views", "optim"))
@@ -72,7 +71,7 @@ def _data(config: dict) -> str:
 
 
 def _command(words: list[str]) -> str:
-    """The command that trained, without its work folder."""
+    """The training command without --workdir."""
     if not words:
         return ""
     words = [word for word in words[1:] if not word.lstrip("-").startswith("workdir=")]
@@ -84,7 +83,7 @@ def _line(text: str | None) -> str:
 
 
 def _rows(notes: dict) -> dict[str, dict[str, float]]:
-    """{row: scores} of the notes in a file, as `export` writes them or experiments/zoo.py."""
+    """{row: scores} of the notes in a file written by `export` or launch/zoo.py."""
     scores = notes.get("scores") or {}
     rows = {
         "untrained network": notes.get("untrained"),

@@ -1,4 +1,4 @@
-"""What argparse lacks: errors of one line that say what would be right, --help with examples."""
+"""An argparse parser with one-line errors that name the remedy, and with examples in --help."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from ssl_jax.config import InputError, unknown
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises InputError for what it cannot parse.
+    """A parser that raises InputError for arguments that it cannot parse.
 
-    text: of --help, with {arguments} where those of the parser are listed, and "Examples:". table:
-    returns more text for {table}; it is called for --help alone, since it imports what it lists.
+    text: of --help, with "Examples:" and the placeholder {arguments} for the list of arguments.
+    table: returns the text for {table}; called only for --help, because it imports JAX.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         self.takes_keys = "\n  --config." in text  # whether it reads --config.KEY=VALUE
 
     def error(self, message: str) -> NoReturn:
-        """Raises InputError; for a missing argument it says what the argument is."""
+        """Raises InputError, which explains a missing argument."""
         if names := message.partition("required: ")[2]:
             name = names.split(", ")[0]
             (meaning,) = (a.help for a in self._actions if name in (a.metavar, *a.option_strings))
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; for example {example}")
 
     def check_flags(self, arguments: Sequence[str]) -> None:
-        """Raises InputError with the nearest flag for one that does not exist."""
+        """Raises InputError, naming the nearest flag, for a flag that does not exist."""
         flags = self._option_string_actions
         for name in (argument.partition("=")[0] for argument in arguments):
             if name in {"--config", "--row"} - flags.keys():
@@ -53,11 +53,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Writes a flag with its value as --flag=VALUE."""
+    """Formats flags with values as --flag=VALUE."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=28, width=100)
-        self._action_max_length = 26  # the same column for the text of every command
+        self._action_max_length = 26  # aligns the texts of all commands
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
@@ -82,5 +82,5 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-# Numbers of at least 0 and of at least 1, and names with commas between them.
+# Integers of at least 0, of at least 1, and comma-separated names.
 TYPES = {"whole": _whole, "positive": _positive, "names": _names}

@@ -1,4 +1,5 @@
-"""`ssl-jax plan`: what a step would take on devices that need not be here."""
+"""`ssl-jax plan`: estimates memory and time of a training step on devices that need not exist
+here."""
 
 import argparse
 import json
@@ -17,15 +18,14 @@ from ssl_jax.train import estimate, start
 from ssl_jax.train.program import Program
 
 _MIB, _GIB = 2**20, 2**30
-_LINES = 8  # of what is sent, and of FLOPs
-_MOST = 10  # lines whose kernels move most
-_LOADED = 161.0  # images/s whose views one core prepares: dino:vits16, docs/benchmarks.md
+_LINES = 8  # printed collectives, and printed matrix products
+_MOST = 10  # printed lines of source, whose kernels move the most bytes
+_LOADED = 121.0  # images/s for which one core prepares views: dino:vits16, docs/benchmarks.md
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     config = arguments.start(options).config
-    # First of all: reading weights would settle which devices there are.
+    # Before anything else, because reading weights would initialise JAX's devices.
     devices, name = _devices(options.topology or "", options.devices, options.device)
     config = _resolved(start.shaped(config), len(devices), options.images)
     result = report(config, devices, name)
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _devices(topology: str, count: int | None, device: str | None) -> tuple[list[jax.Device], str]:
-    """The devices to compile for, and the machine whose peaks count."""
+    """(devices to compile for, name of the machine whose peak rates are used)."""
     if bool(topology) == bool(count):
         raise InputError(
             "give either --topology=DEVICES, such as h100:8 or v5e:16x16, or --devices=N"
@@ -52,8 +52,8 @@ def _devices(topology: str, count: int | None, device: str | None) -> tuple[list
 
 
 def _resolved(config: ConfigDict, num_devices: int, records: int | None) -> ConfigDict:
-    """The config as a run on so many images would have it. Files that training needs may be
-    missing."""
+    """The resolved config of a run on `records` images; None = those of the data set. Files that
+    training needs may be missing."""
     settings.validate(config, num_devices=num_devices)
     try:
         methods.get(config.method).check(config)
@@ -68,7 +68,7 @@ def _resolved(config: ConfigDict, num_devices: int, records: int | None) -> Conf
 
 
 def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
-    """What the command prints, as numbers."""
+    """Compiles the step and returns the numbers that the command prints."""
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, devices=devices)
     machine = estimate.MACHINES[name]
     step = estimate.compile(config, mesh)
@@ -117,7 +117,7 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
     }
 
 
-# What saves memory, in the order in which it is tried; none changes what is learned.
+# Changes that save memory, in the order in which they are tried; none changes what is learned.
 _SAVING: tuple[tuple[str, Any], ...] = (
     *(("model.remat", kind) for kind in ("dots", "block")),
     *(("optim.chunks", count) for count in (2, 4, 8, 16)),
@@ -127,8 +127,8 @@ _SAVING: tuple[tuple[str, Any], ...] = (
 def fitted(
     config: ConfigDict, devices: list[jax.Device], name: str, result: dict, room: float
 ) -> tuple[ConfigDict, dict]:
-    """The config and its report with what makes the step fit devices of so many bytes: "changes" of
-    the report says what. Where nothing does, with all of _SAVING."""
+    """(config, report) with the first changes of _SAVING that make the step fit in `room` bytes per
+    device, or with all of them; the report lists them under "changes"."""
     config = ConfigDict(config.to_dict())
     changes: dict[str, Any] = {}
     for key, value in _SAVING:
@@ -143,7 +143,7 @@ def fitted(
 
 
 def totals(field: str, program: Program) -> dict[str, dict]:
-    """{its value: how many kernels have it, and their bytes}, the most bytes first."""
+    """{value of the field: {"times", "bytes"} of the kernels with it}, most bytes first."""
     total: dict[str, dict] = {}
     for kernels in program.kernels:
         row = total.setdefault(getattr(kernels, field), {"times": 0, "bytes": 0.0})
@@ -157,8 +157,8 @@ def _largest(numbers: dict) -> list[tuple]:
 
 
 def largest_batch(config: ConfigDict, devices: list, name: str, result: dict) -> int:
-    """The largest batch that the devices divide and that fits, by a straight line through two
-    sizes."""
+    """The largest batch that fits and is a multiple of the devices, extrapolated linearly from two
+    batch sizes."""
     mesh, batch = result["mesh"], result["batch"]
     count = mesh["data"] * mesh["fsdp"] * config.optim.chunks
     other = ConfigDict(config.to_dict())
@@ -168,7 +168,7 @@ def largest_batch(config: ConfigDict, devices: list, name: str, result: dict) ->
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, devices=devices)
     try:
         memory = estimate.compile(other, mesh).memory
-    except estimate.TooLarge:  # the double of a batch of one image a device
+    except estimate.TooLarge:  # twice a batch of one image per device
         return batch
     grows = (_total(memory) - _total(result["memory"])) / (other.optim.batch_size - batch)
     free = result["memory_of_device"] - _total(result["memory"])
@@ -183,7 +183,7 @@ def text(result: dict) -> str:
     """The report for people."""
     mesh, memory = result["mesh"], result["memory"]
     devices = mesh["data"] * mesh["fsdp"]
-    needed, there = _total(memory), result["memory_of_device"]
+    needed, available = _total(memory), result["memory_of_device"]
     lines = [
         f"{result['method']} on {devices} x {result['device']} (data {mesh['data']}, fsdp"
         f" {mesh['fsdp']}), batch {result['batch']}: {result['batch'] / devices:g} images per"
@@ -191,8 +191,8 @@ def text(result: dict) -> str:
         "",
         "memory per device",
         *(f"  {name:<14} {number / _MIB:>10,.0f} MiB" for name, number in memory.items()),
-        f"  {'total':<14} {needed / _MIB:>10,.0f} MiB of {there / _GIB:.4g} GiB: "
-        + ("fits" if needed < there else "DOES NOT FIT"),
+        f"  {'total':<14} {needed / _MIB:>10,.0f} MiB of {available / _GIB:.4g} GiB: "
+        + ("fits" if needed < available else "DOES NOT FIT"),
         "",
         "matrix products per device and step",
         *(
@@ -232,7 +232,7 @@ def text(result: dict) -> str:
 
 
 def _kernels(result: dict) -> list[str]:
-    """Lines on the kernels; where there are none, on what products alone move."""
+    """Lines on the kernels or, if there are none, on the bytes that matrix products move."""
     kinds = result["kernels"]
     if not kinds:
         return [
@@ -257,7 +257,7 @@ def _moved(row: dict) -> str:
 
 
 def suggestions(result: dict) -> list[str]:
-    """What would help, a line each."""
+    """Lines of advice."""
     memory, fits = result["memory"], _total(result["memory"]) < result["memory_of_device"]
     lines = []
     if not fits:

@@ -1,4 +1,4 @@
-"""`--platform=gpu`: devices of this kind or an error, never a silent CPU."""
+"""`--platform=gpu`: uses devices of this kind, with an error instead of a silent CPU fallback."""
 
 import importlib.util
 import os
@@ -6,7 +6,7 @@ import os
 from ssl_jax import extras
 from ssl_jax.config import InputError
 
-# JAX's name of each, and the packages of which one must be installed.
+# {value of --platform: {JAX's name: packages of which one must be installed}}
 _PLATFORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {"cpu": ()},
     "gpu": {
@@ -18,19 +18,19 @@ _PLATFORMS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def use(name: str | None) -> None:
-    """Makes JAX use the platform of --platform=NAME alone; None leaves the choice to JAX.
+    """Makes JAX use only the platform `name`; None leaves the choice to JAX.
 
-    Whether there is such a device shows when JAX is first used, see `refusal`. Raises InputError
-    where the package of the platform is missing.
+    Raises InputError if the platform's package is missing. A missing device causes an error when
+    JAX is first used, see `refusal`.
     """
     _give_threads_to_simulated_devices()
     if name is None:
         return
-    import jax  # not for --help
+    import jax  # slow, and not needed for --help
 
     for platform, packages in _PLATFORMS[name].items():
         if not packages or any(map(importlib.util.find_spec, packages)):
-            # The CPU beside it holds what is read and written.
+            # Arrays that are read and written are put on the CPU.
             jax.config.update("jax_platforms", platform if name == "cpu" else f"{platform},cpu")
             return
     raise InputError(
@@ -39,16 +39,15 @@ def use(name: str | None) -> None:
 
 
 def _give_threads_to_simulated_devices() -> None:
-    """Where one processor stands for several devices. They wait for each other in threads of one
-    pool, which by itself has one for each core: all of them can wait, and none is left to go on."""
+    """Enlarges XLA's thread pool if one CPU simulates several devices. With the default of one
+    thread per core, devices that wait for each other can block all threads."""
     simulated = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if simulated or "JAX_NUM_CPU_DEVICES" in os.environ:
-        os.environ.setdefault("NPROC", "64")  # XLA reads it when it makes the pool
+        os.environ.setdefault("NPROC", "64")  # read by XLA when it creates the pool
 
 
 def refusal(error: RuntimeError) -> str | None:
-    """One line for the error with which JAX says that a platform is not there; None for any
-    other."""
+    """One line for JAX's error that a platform is not available; None for other errors."""
     lines = str(error).splitlines() or [""]
     if not lines[0].startswith("Unable to initialize backend"):
         return None

@@ -7,7 +7,6 @@ from ssl_jax.config import InputError, local
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     out = local(options.out)
     if out.suffix not in (".html", ".htm"):
         raise InputError(f'--out is "{out}"; it must end in .html')

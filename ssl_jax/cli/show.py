@@ -1,5 +1,5 @@
-"""`ssl-jax show`: a config with the origin of each value and its cost, or the rows of a paper;
-nothing is allocated.
+"""`ssl-jax show`: prints a config with the origin of each value and its cost, or the rows of a
+paper. Nothing is allocated.
 """
 
 import argparse
@@ -20,11 +20,10 @@ from ssl_jax.ops import numerics
 from ssl_jax.train import optim, start, state, step
 
 _WIDTH = 100  # columns of a table
-_ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
+_ASSUMED_STEPS = 1000  # steps per epoch if the data cannot be opened
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     of_config = [*options.config, *options.row, *options.changes]
     if options.keys is not None:
         print(catalogue.keys(arguments.start(options).config if of_config else None, options.keys))
@@ -55,7 +54,7 @@ def text(layers: dict[str, ConfigDict], given: Collection[str] = ()) -> str:
       given: keys of the command line, see `evals.fit_to_data`.
 
     Raises:
-      InputError: it cannot work.
+      InputError: the config cannot work.
     """
     *_, config = layers.values()
     settings.validate(config, num_devices=jax.device_count())
@@ -76,7 +75,7 @@ def text(layers: dict[str, ConfigDict], given: Collection[str] = ()) -> str:
 
 
 def origins(layers: dict[str, ConfigDict], resolved: ConfigDict) -> dict[str, str]:
-    """Where each value of `resolved` comes from: the last layer that changed it, or "computed".
+    """The origin of each value of `resolved`: the last layer that changed it, or "computed".
 
     Args:
       layers: {origin: config}, each changing the one before. resolved: settings.resolve of the
@@ -97,8 +96,8 @@ def origins(layers: dict[str, ConfigDict], resolved: ConfigDict) -> dict[str, st
 
 
 def _missing(config) -> list[str]:
-    """What to say about a file that training needs and that is not here. Raises InputError for
-    everything else that is wrong.
+    """A line about a file that training needs and that is missing. Raises InputError for all other
+    faults.
     """
     try:
         methods.get(config.method).check(config)
@@ -108,8 +107,8 @@ def _missing(config) -> list[str]:
 
 
 def _with_data(config, given) -> tuple[ConfigDict, int, list[str]]:
-    """The config with the evaluations that its images can carry, the number of training images, and
-    what to say about them: a recipe can be looked at on a machine without the data.
+    """(config with evaluations adapted to the training set, number of training images, notes). If
+    the data are not on this machine, a number is assumed.
     """
     try:
         records = source.make_source(config.data)
@@ -124,7 +123,7 @@ def _with_data(config, given) -> tuple[ConfigDict, int, list[str]]:
 
 
 def _costs(config) -> list[str]:
-    """Lines on parameters, FLOPs and expected numbers."""
+    """Lines on parameters, FLOPs and expected scores."""
     method, size = methods.make(config), config.model.image_size
     params, _ = jax.eval_shape(method.init, numerics.key(0))
     forward = zoo.forward_flops(zoo.vit_config(config.model), size, size)
@@ -139,16 +138,14 @@ def _costs(config) -> list[str]:
 
 
 def _abstract_state(method):
-    """Shapes of what the step's loss reads; no optimizer is made."""
+    """Shapes of the train state without optimizer state, which the FLOP count does not need."""
     none = optim.Optimizer(init=lambda params: None, update=None)
     constants = methods.shapes_of_constants(method)
     return jax.eval_shape(lambda c: state.create(method, none, 0, c), constants)
 
 
 def table(rows: Sequence[papers.Row]) -> str:
-    """The rows of a paper as aligned text: of each its name, place and note, then its scores; the
-    notes follow.
-    """
+    """The rows of a paper as aligned text: name, place and scores of each, then all notes."""
     marks = {
         note: f"[{number}]"
         for number, note in enumerate(dict.fromkeys(row.note for row in rows if row.note), 1)
@@ -161,8 +158,8 @@ def table(rows: Sequence[papers.Row]) -> str:
         ]
         for row in rows
     }
-    every = [titles, *itertools.chain(*scores.values())]
-    widths = _fit([max(map(len, column)) for column in zip(*every)])
+    lines = [titles, *itertools.chain(*scores.values())]
+    widths = _fit([max(map(len, column)) for column in zip(*lines)])
     written = ["row: place [note]", *_in_columns(titles, widths)]
     written.append("-" * (sum(widths) + 2 * len(widths)))
     for row in rows:
@@ -177,7 +174,7 @@ def table(rows: Sequence[papers.Row]) -> str:
 
 
 def lacking(paper: str) -> str:
-    """What a paper prints and no config gives: place, scores and what is lacking."""
+    """Numbers of a paper that no config reproduces: place, reason and scores."""
     lines = []
     for entry in papers.missing(paper):
         lines += _wrap(f"{entry.place}: {entry.why}", _WIDTH, "    ")
@@ -186,7 +183,7 @@ def lacking(paper: str) -> str:
 
 
 def _fit(widths: list[int]) -> list[int]:
-    """The widths, of which the widest give way until a line fits."""
+    """Reduces the widest columns until a line fits."""
     widths = list(widths)
     while sum(widths) + 2 * len(widths) > _WIDTH:
         widths[widths.index(max(widths))] -= 1
@@ -194,7 +191,7 @@ def _fit(widths: list[int]) -> list[int]:
 
 
 def _in_columns(cells, widths) -> list[str]:
-    """The lines of cells side by side, each wrapped to its width, with two blanks before it."""
+    """Lines with the cells side by side, each wrapped to its width and preceded by two blanks."""
     wrapped = [_wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
     lines = itertools.zip_longest(*wrapped, fillvalue="")
     return [

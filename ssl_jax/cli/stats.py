@@ -1,4 +1,4 @@
-"""`ssl-jax stats`: mean and deviation of each channel of images, as settings of a run."""
+"""`ssl-jax stats`: mean and standard deviation of each channel of images, as settings of a run."""
 
 import argparse
 import os
@@ -12,7 +12,6 @@ from ssl_jax.views import section as views
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     from ssl_jax.features.statistics import statistics
 
     declared = source_lib.defaults()
@@ -22,34 +21,34 @@ def run(options: argparse.Namespace) -> int:
     for name, entry in declared.items():
         entry.check(f"data.{name}", c[name])
     source_lib.check("data", c, c.dir)
-    # Without a range, numbers are read as they are stored: they say which one fits.
+    # Without a range, values are read as stored, and a range is derived from them.
     source = source_lib.make_source({**c.to_dict(), "raw": not c.range}, truth=False)
-    of_all = statistics(source, options.count or 0)
-    print(f"{source}: {of_all.images} of {len(source)} images, {', '.join(sorted(of_all.types))}")
+    result = statistics(source, options.count or 0)
+    print(f"{source}: {result.images} of {len(source)} images, {', '.join(sorted(result.types))}")
     print(f"channel {'mean':>12} {'std':>12} {'smallest':>12} {'largest':>12}")
-    for i, row in enumerate(zip(of_all.mean, of_all.std, of_all.low, of_all.high)):
+    for i, row in enumerate(zip(result.mean, result.std, result.low, result.high)):
         print(f"{i:7}" + "".join(f" {x:12.6g}" for x in row))
     low, high = 0.0, 1.0 if c.range else 255.0
-    given = tuple(c.range)
-    if not given and of_all.types != {"uint8"}:
-        given = low, high = float(of_all.low.min()), float(of_all.high.max())
+    value_range = tuple(c.range)
+    if not value_range and result.types != {"uint8"}:
+        value_range = low, high = float(result.low.min()), float(result.high.max())
     if low == high:
         raise InputError(f"{source}: all numbers are {low:g}; there is nothing to learn from")
     flags = [f"data.channels={c.channels}"] if c.channels else []
-    flags += [f"data.range={_listed(given)}"] if given else []
+    flags += [f"data.range={_listed(value_range)}"] if value_range else []
     if source.channels != 3:
         flags += [f"model.in_channels={source.channels}"]
-    flags += [f"model.mean={_listed((of_all.mean - low) / (high - low))}"]
-    flags += [f"model.std={_listed(of_all.std / (high - low))}"]
+    flags += [f"model.mean={_listed((result.mean - low) / (high - low))}"]
+    flags += [f"model.std={_listed(result.std / (high - low))}"]
     if source.channels != 3:
         jitter = (*views.KEYS["jitter"].default[:2], 0.0, 0.0)
         flags += [f"views.jitter={_listed(jitter)}", "views.gray_prob=0.0"]
     print("settings:\n  " + " \\\n  ".join(f"--config.{flag}" for flag in flags))
-    if constant := [i for i, x in enumerate(of_all.std) if not x]:
+    if constant := [i for i, x in enumerate(result.std) if not x]:
         print(f"constant, so that model.std is 0 and must be changed: channels {constant}")
     return os.EX_OK
 
 
 def _listed(numbers: Iterable[float]) -> str:
-    """A tuple as --config.KEY=VALUE takes it."""
+    """A tuple written as in --config.KEY=VALUE."""
     return ",".join(f"{x:.6g}" for x in numbers)

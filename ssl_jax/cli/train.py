@@ -1,4 +1,4 @@
-"""`ssl-jax train`: pretrains, or continues a run."""
+"""`ssl-jax train`: trains or resumes a run."""
 
 import argparse
 
@@ -7,7 +7,6 @@ from ssl_jax.config import InputError
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns the exit code."""
     *_, config, given = arguments.start(options)
     if not options.workdir or "://" in options.workdir:
         raise InputError(

@@ -1,8 +1,8 @@
-"""The config's machinery: how keys are declared, config files, storing and comparing.
+"""Configs: declares keys, loads config files, stores and compares configs.
 
-A config is a plain `ml_collections.ConfigDict`. Each of its keys is declared once, next to the code
-that reads it, as a `Key` in the dict that the function `defaults()` of that module returns;
-`ssl_jax.settings` puts the sections together. This package imports `ssl_jax.config.reading` alone.
+A config is a plain `ml_collections.ConfigDict`. Each of its keys is declared once as a `Key`, next
+to the code that reads it, in the dict returned by the module's function `defaults()`;
+`ssl_jax.settings` joins the sections.
 """
 
 from ssl_jax.config.errors import (

@@ -1,4 +1,4 @@
-"""A user's mistakes: the errors, and lines that name what is meant."""
+"""Errors for a user's mistakes, and their one-line messages."""
 
 import difflib
 import errno
@@ -6,17 +6,18 @@ from collections.abc import Collection
 
 
 class InputError(ValueError):
-    """A user's mistake: one line that names the key, file or shape and says what would be right."""
+    """A user's mistake. The message is one line that names the key, file or shape and the
+    remedy."""
 
 
 class MissingFile(InputError):
-    """A file that the user must fetch is not there. The config may be right: it can be shown, but
-    not trained.
+    """A file that the user must download is missing. The config may be correct, so it can be shown
+    but not trained.
     """
 
 
-_LONGEST = 4000  # characters of a line about bad input, which may quote files of others
-# What a disk, a name or rights may do to a program.
+_LONGEST = 4000  # characters of a message, which may quote files of others
+# Errors caused by a disk, a path or permissions.
 _DISK = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -30,38 +31,38 @@ _DISK = (
 
 
 def refusal(error: BaseException) -> str:
-    """The line that says it all, of an error that is no fault of the program: bad input, or a disk
-    or a name that does not do; "" of any other.
+    """The one-line message of an error that is not a fault of the program, but of input, a disk, a
+    path or permissions; "" for other errors.
     """
-    ours = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno in _DISK)
+    fault = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno in _DISK)
     text = " ".join(str(error).split())[:_LONGEST]
-    # Names in files of others may hold what a terminal obeys.
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) if ours else ""
+    # Quoted names may contain control sequences of a terminal.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) if fault else ""
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in one line: the system's words ("No such file or directory"), its own,
-    or its class."""
+    """The cause of an error in one line: the system's message ("No such file or directory"), the
+    error's own, or its class."""
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(text.split()) or type(error).__name__
 
 
 def unknown(kind: str, name: str, options: Collection[str]) -> str:
-    """Message for a name that does not exist: the nearest one that does, and all of them if they
-    are few.
+    """Message for a name that does not exist, with the nearest existing one, and all of them if
+    there are few.
     """
     listed = f" (known: {', '.join(sorted(options))})" if len(options) <= 16 else ""
     return f'unknown {kind} "{name}"{did_you_mean(name, options)}{listed}'
 
 
 def did_you_mean(name: object, options: Collection[str]) -> str:
-    """The text '; did you mean "..."?' if one of the options is similar, else ""."""
+    """The text '; did you mean "..."?' if an option is similar, else ""."""
     close = nearest(str(name), options)
     return f'; did you mean "{close}"?' if close else ""
 
 
 def nearest(name: str, options: Collection[str]) -> str | None:
-    """The most similar option: by whole name, else by the last part of dotted names."""
+    """The most similar option by full name, else by the last part of dotted names."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
     if not close:
         last = {o.rsplit(".", 1)[-1]: o for o in options}

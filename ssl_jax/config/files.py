@@ -1,4 +1,4 @@
-"""Config files: which there are, and running them."""
+"""Finds and runs config files."""
 
 import importlib.util
 import inspect
@@ -18,17 +18,16 @@ def load(name_with_arg: str, declared: Collection[str] = ()) -> ConfigDict:
     """Runs `get_config` of a config file.
 
     Args:
-      name_with_arg: "sop:vits16" calls get_config("vits16") of the config sop that comes with the
-        package, "sop" its get_config(). A name that ends in .py is the path of a file:
-        "configs/mine.py:vits16".
-      declared: all keys there are, among which an error looks for the nearest one.
+      name_with_arg: "sop:vits16" calls get_config("vits16") of the package's config sop, "sop"
+        calls its get_config(). A name that ends in .py is a path: "configs/mine.py:vits16".
+      declared: all keys; an error message names the nearest one.
 
     Returns:
       A locked config, not validated yet.
 
     Raises:
-      InputError: no such config, no get_config in it, a key that does not exist, a value of the
-      wrong type.
+      InputError: the config does not exist, has no get_config, or sets an unknown key or a value of
+        the wrong type.
     """
     name, _, arg = name_with_arg.partition(":")
     get_config = read_module(find(name)).get_config
@@ -40,7 +39,7 @@ def load(name_with_arg: str, declared: Collection[str] = ()) -> ConfigDict:
     try:
         config = get_config(arg) if arg else get_config()
     except (AttributeError, KeyError, TypeError) as error:
-        # How ml_collections reports an unknown key or a wrong type.
+        # Raised by ml_collections for an unknown key or a wrong type.
         raise InputError(f"{name_with_arg}: {_reason(error, declared)}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(
@@ -51,10 +50,10 @@ def load(name_with_arg: str, declared: Collection[str] = ()) -> ConfigDict:
 
 
 def find(name: str) -> Path:
-    """The file of a config: a path that ends in .py, or the name of one of `shipped`.
+    """The file of a config, given by a path that ends in .py or a name of `shipped`.
 
     Raises:
-      InputError: no such file, no shipped config of that name.
+      InputError: no such file, or no shipped config of that name.
     """
     path = Path(name)
     if path.suffix != ".py":
@@ -71,9 +70,7 @@ def find(name: str) -> Path:
 
 
 def shipped() -> dict[str, Path]:
-    """{name: file} of the configs that come with the package: in its folder configs/, or in that of
-    the checkout.
-    """
+    """{name: file} of the package's configs, in its folder configs/ or in that of the checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     folder = installed if installed.is_dir() else package.parent / "configs"
@@ -85,14 +82,14 @@ def shipped() -> dict[str, Path]:
 
 
 def read_module(path: Path) -> types.ModuleType:
-    """The module of a config file, run anew. It has a get_config, and may import other files of its
-    folder: `from . import shared`.
+    """Runs a config file and returns its module, which has a get_config. It may import other files
+    of its folder: `from . import shared`.
 
     Raises:
-      InputError: not a .py file, no Python, no get_config in it, or it imports what is not there.
+      InputError: not a .py file, not valid Python, no get_config, or a failing import.
     """
     path = path.resolve()
-    # A package of that folder under a name of our own, so that it works wherever the folder is.
+    # The folder becomes a package with a unique name, so that relative imports work anywhere.
     package = f"_ssl_jax_configs_{zlib.crc32(str(path.parent).encode()):08x}"
     if package not in sys.modules:
         sys.modules[package] = types.ModuleType(package)
@@ -118,8 +115,8 @@ def read_module(path: Path) -> types.ModuleType:
 
 
 def _reason(error: Exception, declared: Collection[str]) -> str:
-    """One line from an error of ml_collections about an unknown key (which lists its section) or a
-    wrong type.
+    """One line for an error of ml_collections about a wrong type or an unknown key, whose section
+    the error lists.
     """
     text = " ".join(str(error.args[0] if error.args else error).split())
     key = re.search(r'Key "(.+?)" does not exist', text)

@@ -1,4 +1,4 @@
-"""Keys: how they are declared, and which values they can have."""
+"""Declares keys of configs and checks their values."""
 
 import dataclasses
 import math
@@ -14,22 +14,22 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key of a config, declared where it is used: default, meaning, and what is allowed.
+    """One key of a config, declared where it is used: default, meaning, and allowed values.
 
-    default: also gives the type; an integer may stand for a float, a list for a tuple.
-    meaning: a phrase for people; unit: of the value, as "pixels" or "images".
-    above, least, below, most: range of a number, or of every element of a tuple.
-    choices: the values allowed, or those of every element of a tuple. prefix: other texts that
-      begin with it are allowed as well.
-    length: of a tuple; 0 = any. ordered: a pair (low, high) with low <= high.
-    element: an example of a tuple's elements where the default has none, for their type.
-    pairs: a tuple may also be one of pairs, a mapping: `--config.K={0:0,255:1}` writes it so.
-    path: of a file or folder; a run keeps it as it is called from any folder.
-    free: may differ when a run is continued, because it changes where or how something is
-      computed, shown or stored, and not what.
-    acts: what a value does that comes with somebody's network ("is imported"; of texts with a
-      `prefix`, only those); "" = no more than to choose, or to name what is read. None is "", but
-      of texts without choices: they act until they are declared.
+    default: also determines the type; an integer is allowed for a float, a list for a tuple.
+    meaning: a phrase that explains it. unit: of the value, for example "pixels" or "images".
+    above, least, below, most: range of a number, or of each element of a tuple.
+    choices: allowed values, or allowed elements of a tuple. prefix: strings that begin with it are
+      also allowed.
+    length: of a tuple; 0 = any. ordered: the value is a pair (low, high) with low <= high.
+    element: example of an element, if the default is an empty tuple; determines the type.
+    pairs: the tuple may consist of pairs, a mapping, written as `--config.K={0:0,255:1}`.
+    path: the value is a file or folder; a run stores its absolute path.
+    free: may change when a run is resumed, because it affects only where or how something is
+      computed, shown or stored, and not the result.
+    acts: effect of a value that comes with somebody else's network, for example "is imported" (with
+      `prefix`, only of values that begin with it); "" = none but to choose, or to name files that
+      are read. None = "", except for strings without choices, which count as having effects.
     """
 
     default: Any
@@ -50,7 +50,7 @@ class Key:
     acts: str | None = None
 
     def effect(self, value: Any) -> str:
-        """What a value does that comes with somebody's network, see `acts`; "" = nothing."""
+        """The effect of a value that comes with somebody else's network, see `acts`; "" = none."""
         if value == self.default or (self.prefix and not str(value).startswith(self.prefix)):
             return ""
         if self.acts is None and self.is_open_text():
@@ -58,13 +58,14 @@ class Key:
         return self.acts or ""
 
     def is_open_text(self) -> bool:
-        """Whether it holds texts of people's own."""
+        """Whether the value is a string, or strings, not limited to choices."""
         many = isinstance(self.default, tuple)
         example = (*self.default, self.element)[0] if many else self.default
         return isinstance(example, str) and bool(self.prefix or not self.choices)
 
     def check_stored(self, name: str, value: Any) -> None:
-        """Refuses a value that acts, of a config that came with a network. Raises InputError."""
+        """Raises InputError for a value with an effect (`acts`) in a config that came with a
+        network."""
         if effect := self.effect(value):
             flag = "--import=MODULE" if name == "imports" else f"--config.{name}=VALUE"
             raise InputError(
@@ -73,7 +74,7 @@ class Key:
             )
 
     def allows(self, value: Any) -> bool:
-        """Whether the key can have that value."""
+        """Whether the key can have this value."""
         try:
             self.check("", value)
         except InputError:
@@ -81,7 +82,7 @@ class Key:
         return True
 
     def check(self, name: str, value: Any) -> None:
-        """Refuses a value that this key, called `name`, cannot have. Raises InputError."""
+        """Raises InputError for a value that this key, named `name`, cannot have."""
         example = self.default
         if example == () and self.element is not None:
             example = (self.element,)
@@ -92,7 +93,7 @@ class Key:
         items = value if isinstance(value, tuple | list) else (value,)
         if self.choices:
             if items is value and any("," in str(item) for item in items):
-                # --config.evals.tasks=knn,linear is one string.
+                # --config.evals.tasks=knn,linear is parsed as one string.
                 example = f'--config.{name}="{self.choices[:2]}"'
                 raise InputError(f"{name} is {value}; for several write {example}")
             for item in items:
@@ -119,8 +120,8 @@ class Key:
         )
 
     def range(self) -> str:
-        """What is allowed, in words: "above 0", "between 0 and 1", "4 numbers, each 0 or more"; ""
-        for a single value without limits.
+        """The allowed values in words: "above 0", "between 0 and 1", "4 numbers, each 0 or more";
+        "" for a single value without limits.
         """
         limits = {
             "above": self.above,
@@ -148,12 +149,12 @@ class Key:
 
 
 def is_mapping(value: Any) -> bool:
-    """Whether a tuple is one of pairs."""
+    """Whether a value is a tuple of pairs."""
     items = value if isinstance(value, tuple | list) else ()
     return bool(items) and all(isinstance(x, tuple | list) and len(x) == 2 for x in items)
 
 
-_MOST = 2**31 - 1  # of an integer without another limit: arrays, steps and loops count in 32 bits
+_MOST = 2**31 - 1  # default limit of integers: arrays, steps and loops count in 32 bits
 
 
 def _beyond(number) -> bool:
@@ -174,8 +175,8 @@ def field(
 ) -> Any:
     """Declares a key as a field of a frozen dataclass: `k: int = field(20, "neighbours", above=0)`.
 
-    required: the dataclass itself has no default; `default` is that of the config. Others: see
-    `Key`.
+    required: the dataclass itself has no default; `default` is that of the config. Other arguments:
+    see `Key`.
     """
     metadata = {"key": key(default, meaning, unit, **words)}
     if required:
@@ -184,17 +185,17 @@ def field(
 
 
 def keys_of(settings: Any) -> dict[str, Key]:
-    """{name: Key} of the fields of a dataclass, which `field` declared."""
+    """{name: Key} of a dataclass whose fields are declared by `field`."""
     return {one.name: one.metadata["key"] for one in dataclasses.fields(settings)}
 
 
 def settings_of(settings: type[T], section: Mapping | ConfigDict) -> T:
-    """The dataclass `settings` with the values that a section of a config has for its fields."""
+    """An instance of the dataclass `settings` with the values of a section of a config."""
     return settings(**{name: section[name] for name in keys_of(settings)})
 
 
 def with_defaults(keys: dict, changes: dict) -> dict:
-    """The declared section `keys` with other defaults, {"cls.anchors": 8192}."""
+    """The declared section `keys` with changed defaults, {"cls.anchors": 8192}."""
     changed = dict(keys)
     for name, default in changes.items():
         head, _, rest = name.partition(".")
@@ -206,7 +207,7 @@ def with_defaults(keys: dict, changes: dict) -> dict:
 
 
 def free_on_resume(keys: dict) -> dict:
-    """The declared section `keys`, all of which may differ when a run is continued."""
+    """The declared section `keys` with `free` set for all keys."""
     return {
         name: free_on_resume(entry)
         if isinstance(entry, dict)
@@ -216,7 +217,7 @@ def free_on_resume(keys: dict) -> dict:
 
 
 def build(keys: Mapping) -> ConfigDict:
-    """A locked ConfigDict with the defaults of a (nested) dict of Keys."""
+    """A locked ConfigDict with the defaults of a nested dict of Keys."""
     values = {
         name: build(entry) if isinstance(entry, Mapping) else entry.default
         for name, entry in keys.items()
@@ -225,15 +226,15 @@ def build(keys: Mapping) -> ConfigDict:
 
 
 def check_choice(name: str, value: object, choices: Collection) -> None:
-    """Raises InputError, naming the nearest choice, if `value` is none of `choices`."""
-    if value not in list(choices):  # by comparison: a value need not be hashable
+    """Raises InputError, naming the nearest choice, if `value` is not one of `choices`."""
+    if value not in list(choices):  # a list, because a value may not be hashable
         hint = did_you_mean(value, [str(choice) for choice in choices])
         listed = ", ".join(map(str, choices))
         raise InputError(f'{name} is "{str(value).strip()}"; it must be one of {listed}{hint}')
 
 
 def check_multiple(name: str, value: int, unit: int, why: str) -> None:
-    """Raises InputError, naming the nearest multiples, if `value` is no multiple of `unit`."""
+    """Raises InputError, naming the nearest multiples, if `value` is not a multiple of `unit`."""
     if value % unit:
         below = value - value % unit
         nearest_ones = f"{below} or {below + unit}" if below else f"{unit}"
@@ -241,10 +242,10 @@ def check_multiple(name: str, value: int, unit: int, why: str) -> None:
 
 
 def is_like(value: object, example: object) -> bool:
-    """Whether a value has the type of `example`; an integer may stand for a float, a list for a
+    """Whether a value has the type of `example`; an integer is allowed for a float, a list for a
     tuple."""
     if isinstance(example, tuple):
-        # Elements follow the first one of the example; an empty one says nothing about them.
+        # The first element of the example determines the type; an empty example allows all.
         return isinstance(value, tuple | list) and all(
             is_like(item, example[0]) if example else item is not None for item in value
         )
@@ -256,7 +257,7 @@ def is_like(value: object, example: object) -> bool:
 
 
 def wrong_type(key: str, value: object, current: object) -> str:
-    """Message for a value that cannot stand where `current` stands."""
+    """Message for a value whose type differs from that of `current`."""
     return f"{key} is {value!r}; it must be {_type_text(current)}, for example {current!r}"
 
 

@@ -1,4 +1,4 @@
-"""Paths as users write them."""
+"""Paths written by users."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,8 @@ from ssl_jax.config.errors import InputError
 
 
 def local(path: str | os.PathLike) -> Path:
-    """A path with "~" resolved. Raises InputError for a user that is not there, and for texts that
-    no file can be called."""
+    """A path with "~" resolved. Raises InputError for an unknown user, and for strings that are not
+    valid file names."""
     try:
         if "\0" in str(path):
             raise ValueError("a zero byte")
@@ -20,7 +20,7 @@ def local(path: str | os.PathLike) -> Path:
 
 
 def absolute(path: str | Path) -> Path:
-    """The path as it is called from any folder: from the root, "~" and ".." resolved, which
-    libraries refuse; links stay. Raises InputError, see `local`."""
+    """The absolute path, with "~" and ".." resolved, which libraries refuse. Other links are kept.
+    Raises InputError, see `local`."""
     full = local(path).absolute()
     return full.resolve() if ".." in full.parts else full

@@ -1,8 +1,7 @@
-"""The one place that opens files of others: only regular ones, which neither wait for ever, as a
-pipe does, nor never end, as a device does; and no more of them than memory holds.
+"""Reads files that may come from others. Only regular files are opened, because a pipe can block
+and a device never ends, and only as much is read as fits in memory.
 
-OSError and ValueError say what is wrong with a file. This module imports nothing of the
-package.
+Faults of a file raise OSError or ValueError. This module imports nothing of the package.
 """
 
 import errno
@@ -14,10 +13,9 @@ from typing import Any, BinaryIO
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """A regular file, opened for its bytes. Raises OSError for all else, and for what no file can
-    be called."""
+    """Opens a regular file in binary mode. Raises OSError for other files and invalid names."""
     try:
-        # Without waiting for somebody who writes into a pipe.
+        # Does not wait for the writer of a pipe.
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE))
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), str(path)) from error
@@ -31,21 +29,21 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Raises OSError as `open_regular` does, for libraries that open files themselves."""
+    """Raises OSError like `open_regular`, for files that a library opens."""
     open_regular(path).close()
 
 
 def read_bytes(path: str | os.PathLike, most: int | None = None) -> bytes:
-    """The content of a regular file. Raises OSError, also for one with more than `most` bytes; None
-    = half of the memory that is free."""
+    """The content of a regular file. Raises OSError, also for more than `most` bytes; None = half
+    of the free memory."""
     with open_regular(path) as file:
         check_size(os.fstat(file.fileno()).st_size, most)
         return file.read()
 
 
 def open_npz(path: str | os.PathLike) -> Any:
-    """The arrays of an .npz file, each read on access (NumPy's NpzFile); never a pickle.
-    Raises what NumPy does, and ValueError as `check_unpacked` does."""
+    """The arrays of an .npz file, each read on access (NumPy's NpzFile); pickles are refused.
+    Raises NumPy's errors, and ValueError like `check_unpacked`."""
     import numpy as np
 
     check_zip(path)
@@ -53,24 +51,24 @@ def open_npz(path: str | os.PathLike) -> Any:
 
 
 def check_zip(path: str | os.PathLike) -> None:
-    """`check_unpacked` of all that a zip file holds."""
+    """`check_unpacked` for the content of a zip file."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         check_unpacked(path, sum(member.file_size for member in archive.infolist()))
 
 
 def check_unpacked(path: str | os.PathLike, size: int) -> None:
-    """Raises ValueError where a file becomes so many bytes of weights and is far smaller, as none
-    is: weights hardly compress."""
+    """Raises ValueError if a file unpacks to `size` bytes and is far smaller, which weights never
+    are, because they hardly compress."""
     packed = os.path.getsize(path)
     if size > max(_UNPACKED, _RATIO * packed):
         raise ValueError(f"its {packed:,} bytes unpack to {size / 2**20:,.0f} MiB")
 
 
-_UNPACKED, _RATIO = 2**26, 20  # bytes that any file may unpack to, and how many times its own
+_UNPACKED, _RATIO = 2**26, 20  # allowed for any file: unpacked bytes, and their ratio to the packed
 
 
 def check_size(size: int, most: int | None = None) -> None:
-    """Raises OSError for so many bytes, see `read_bytes`."""
+    """Raises OSError if `size` bytes are too many, see `read_bytes`."""
     limit = free_memory() // 2 if most is None else most
     if size > limit:
         sizes = [f"{number / 2**20:,.0f} MiB" for number in (size, limit)]
@@ -78,12 +76,12 @@ def check_size(size: int, most: int | None = None) -> None:
 
 
 def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:
-    """The content of a regular text file. Raises OSError, and ValueError for other bytes."""
+    """The content of a regular text file. Raises OSError, and ValueError for invalid bytes."""
     return read_bytes(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text holds. Raises ValueError."""
+    """The value of a JSON text. Raises ValueError."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -91,7 +89,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def free_memory() -> int:
-    """Bytes that are free, or would be at once; without limit where the system does not say."""
+    """Available memory in bytes; 2**62 if the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             return 1024 * next(int(line.split()[1]) for line in file if "MemAvailable" in line)

@@ -1,4 +1,4 @@
-"""Configs in files: as JSON text that anybody may have written, and compared with it."""
+"""Stores configs as JSON, reads JSON that may come from anybody, and compares configs."""
 
 import itertools
 import json
@@ -14,16 +14,16 @@ from ssl_jax.config.errors import InputError, reason
 from ssl_jax.config.keys import Key
 from ssl_jax.config.paths import absolute
 
-COMPUTED = "run"  # the section that settings.resolve writes
-# Sections without declared keys: `expected` maps the name of a score to a number and where it comes
-# from, which is shown and never used.
+COMPUTED = "run"  # the section computed by settings.resolve
+# Sections without declared keys. `expected` maps names of scores to numbers with their source,
+# which are only shown.
 OPEN = ("expected", COMPUTED)
 _LARGEST = 2**26  # bytes of a JSON file
-_DEEPEST, _NESTED = 64, (dict, list)  # levels of JSON, and what has another one
+_DEEPEST, _NESTED = 64, (dict, list)  # most levels of JSON; types that add a level
 
 
 def flatten(config: Mapping) -> dict[str, Any]:
-    """{dotted key: value} of every leaf; an empty section has none."""
+    """{dotted key: value} of all leaves; an empty section has none."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, (ConfigDict, Mapping)):
@@ -34,17 +34,17 @@ def flatten(config: Mapping) -> dict[str, Any]:
 
 
 def to_json(config: ConfigDict) -> str:
-    """The config as JSON text, keys sorted; `from_json` gives an equal config back."""
+    """The config as JSON text with sorted keys; `from_json` returns an equal config."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
 def from_json(text: str) -> FrozenConfigDict:
-    """A frozen config from the text of `to_json`, which anybody may have written. Raises InputError
-    if it is no such text."""
+    """A frozen config from a text of `to_json`. Raises InputError for other texts, which may come
+    from anybody."""
     values = json_object(text, "stored config", {"method": "", "model": {}})
     try:
         return FrozenConfigDict(ConfigDict(_tuples(values)))
-    # What ml_collections does not take: a dict in a list, a name with a dot.
+    # ml_collections refuses a dict in a list, and a name with a dot.
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the stored config was not written by this package: {error}") from error
 
@@ -52,10 +52,10 @@ def from_json(text: str) -> FrozenConfigDict:
 def json_object(
     text: str | bytes, what: str, examples: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The object in a JSON text that anybody may have written.
+    """The object in a JSON text that may come from anybody.
 
-    what: it is, for messages. examples: {dotted name: a value of its type}; what has such a name is
-    of that type, null, or not there.
+    what: name of the text in messages. examples: {dotted name: a value of its type}; such values
+    must have that type, be null, or be missing.
 
     Raises InputError.
     """
@@ -96,22 +96,21 @@ def _tuples(value):
 
 
 def changed(old: Mapping, new: Mapping) -> list[str]:
-    """Dotted keys whose values differ, or that only one of two configs (or flat dicts) has;
-    sorted.
-    """
+    """Sorted dotted keys whose values differ, or that only one of two configs (or flat dicts)
+    has."""
     old, new, absent = flatten(old), flatten(new), object()
     return [key for key in sorted(old | new) if old.get(key, absent) != new.get(key, absent)]
 
 
 def fingerprint(config: ConfigDict, declared: dict[str, Key]) -> dict[str, Any]:
-    """{dotted key: value} of everything in a resolved config that must agree for a run to be
-    continued: all keys that are not declared free, and the number of training images.
+    """{dotted key: value} of a resolved config that must not change when a run is resumed: all keys
+    that are not declared free, and the number of training images.
     """
 
     def free(name):
         if name in declared:
             return declared[name].free
-        # Not a key of this version: free where its whole section is.
+        # A key that this version does not have is free if its whole section is.
         section = name.split(".")[0]
         flags = [k.free for other, k in declared.items() if other.startswith(f"{section}.")]
         return section in OPEN or (bool(flags) and all(flags))
@@ -124,11 +123,11 @@ def fingerprint(config: ConfigDict, declared: dict[str, Key]) -> dict[str, Any]:
 def compare_for_resume(
     saved: ConfigDict, current: ConfigDict, declared: dict[str, Key]
 ) -> list[str]:
-    """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
-    [] if it can.
+    """Reasons why a run with the config `saved` cannot be resumed with `current` (both resolved):
+    "KEY is OLD there, NEW here"; [] if it can.
 
-    A key that the version of `saved` did not have yet is no reason while it switches nothing on,
-    nor is a whole section at its defaults.
+    A key that an older version did not have is not a reason while it enables nothing, nor is a new
+    section with its defaults.
     """
     old, new = fingerprint(saved, declared), fingerprint(current, declared)
 
@@ -145,7 +144,7 @@ def compare_for_resume(
         return repr(values[name]) if name in values else "absent"
 
     def moved(name):
-        """Whether it is one file: relative before, or it is not there any more."""
+        """Whether a path differs only because it was relative, or because the file was moved."""
         key, before, now = declared.get(name), old.get(name), new.get(name)
         if key is None or not key.path or not before or not now:
             return False

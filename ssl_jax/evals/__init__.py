@@ -3,9 +3,9 @@
     encoder = ssl_jax.load("runs/a")
     evals.evaluate(encoder, encoder.config, tasks=("knn", "dense"))  # {"knn": 81.2, ...}
 
-A config names its evaluations (`section`), each has a type (`registry`), and runs on a network as a
-`Case`. A new type is one module that calls `register`. Pictures (`pictures`) are data;
-`ssl_jax.report` draws them.
+A config names its evaluations (`section`). Each has a type (`registry`) and runs on a network as a
+`Case`. A new type is one module that calls `register`. Pictures (`pictures`) are data, drawn by
+`ssl_jax.report`.
 """
 
 from ssl_jax.evals import (

@@ -1,12 +1,11 @@
-"""k-NN on patches of the largest box (FLSL tables 5, 6, 9, 11-14: every ablation).
+"""k-NN on patches of the largest box (FLSL's ablations in tables 5, 6, 9, 11-14).
 
-The largest box of an image is divided into 3 x 3 cells; the features of the nine patches at their
-centres represent the image. Each of a test image's nine features is classified separately, as in
-`knn`, by its neighbours among those of all training images; the image counts as right if any of
-them gives its class.
+The largest box of an image is divided into 3 x 3 cells, and the patches at their centres represent
+the image. Each of the nine patches of a test image is classified as in `knn`, with the nine of all
+training images as the bank; the image is correct if at least one patch is.
 
-The class is the label of the image, or that of the box if the set has no labels. Images without a
-visible box are left out.
+The class is the label of the image or, if the set has none, of the box. Images without a visible
+box are left out.
 """
 
 import dataclasses
@@ -30,8 +29,6 @@ _SHOWN = 12  # test images of the picture
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     k: tuple[int, ...] = field(
         (PAPER_K, *KS),
         "numbers of neighbours; each is reported, and the first is the score",
@@ -59,15 +56,15 @@ PROTOCOLS = {
 
 
 def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sight]:
-    """The records of a source as they are stored, and how they are shown; a source that has its
-    size already, as embedded sets do, is not resized again."""
+    """The source with images of their stored size, and how these are resized and cropped. A source
+    without other stored images, such as an embedded set, is not resized again."""
     stored, crop = source.unresized, case.config.crop
     resize = 0 if stored is source else case.config.data.size
     return stored, boxes.Sight(case.patch, resize, crop, settings.boxes, settings.cells)
 
 
 class _Result(NamedTuple):
-    """What `score` computes and `figures` shows, of M images with P patches each."""
+    """Results for M images with P patches each, shared by `score` and `figures`."""
 
     first: int  # k of the score
     predicted: dict[int, np.ndarray]  # k -> [M, P]
@@ -97,9 +94,8 @@ def _result(case: Case, settings: Settings) -> _Result:
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`box_knn_k20` and so on: share of test images with a visible box for which any feature gives
-    the class, in percent; `box_knn`: with the first k; `box_knn_best`: the best k on the test
-    images.
+    """Accuracy in percent on test images with a visible box: `box_knn_k20`, ... for each k;
+    `box_knn` with the first k; `box_knn_best`, the best k on the test images.
 
     Raises InputError for a set without boxes.
     """

@@ -1,4 +1,4 @@
-"""Running evaluations: one `Case` for each, on one network."""
+"""A `Case` is one evaluation of one network; `run` computes the scores of several."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,25 +24,25 @@ from ssl_jax.runtime import progress
 
 
 class Labelled(NamedTuple):
-    """Vectors of N images with labels."""
+    """Vectors and labels of N images."""
 
     image: np.ndarray  # [N, d] float32
-    labels: np.ndarray  # [N] int32, from 0 on
-    # [N] int64, record of the source each row came from
+    labels: np.ndarray  # [N] int32, >= 0
+    # [N] int64, number of the record each row belongs to
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
 
 
 class Masked(NamedTuple):
-    """Patches of N images with masks; `store.Grids` where the images differ in size."""
+    """Patches and masks of N images; `store.Grids` if the images differ in size."""
 
     patches: Any  # [N, h, w, d] float32
     masks: Any  # [N, H, W] uint8, 255 = ignore
-    # [N] int64, record of the source each row came from
+    # [N] int64, number of the record each row belongs to
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
 
 
 class Records(NamedTuple):
-    """Records of a source."""
+    """Some records of a source."""
 
     source: Any
     indices: np.ndarray  # [n] int64
@@ -50,16 +50,16 @@ class Records(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One evaluation of one network: the argument of `score` and `figures` of its type.
+    """One evaluation of one network, the argument of its type's `score` and `figures`.
 
-    encoder: an Encoder, raw pixels or any function of images; `network` is the same as a
-      `features.network.Network`.
-    config: the evaluation's section. train, test: sources of its images, adopted; None: not used.
-    seed: of every draw. patch: images are cropped to a multiple of it. batch_size: of a forward
-      pass.
-    extracted: features that evaluations of this network on the same images share, and results of
-      `cached`; filled on demand.
-    shared, cache: whether all processes take part, and where features are kept; see
+    encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network` is
+      the adopted one.
+    config: the evaluation's section. train, test: sources of its images, adopted; None = not used.
+    seed: of all random draws. patch: images are cropped to a multiple of it. batch_size: images in
+      a forward pass.
+    extracted: features shared by all evaluations of this network on the same images, and results
+      stored by `cached`; filled on demand.
+    shared: whether all processes divide the work. cache: folder of stored features. See
       `features.extract`.
     """
 
@@ -81,7 +81,7 @@ class Case:
 
     @functools.cached_property
     def network(self) -> Network:
-        """The network."""
+        """The adopted `encoder`."""
         return adopt(self.encoder)
 
     def both_features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
@@ -89,12 +89,12 @@ class Case:
         return self.features("train", tokens, layers), self.features("test", tokens, layers)
 
     def features(self, name: str, tokens: str = "image", layers: int = 1) -> Extracted:
-        """Features of the training or the test images alone.
+        """Features of the training or the test images.
 
-        Every image is encoded once for all evaluations with the same data, examples, crop and
-        choice.
+        Each image is encoded once for all evaluations with the same data, examples, crop, tokens
+        and layers.
 
-        name: "train" or "test". tokens: of `tokens.KINDS` for one vector each, or "patches".
+        name: "train" or "test". tokens: of `tokens.KINDS` for one vector per image, or "patches".
         layers: see `Network.read`.
         """
         place = (*images_of_section(self.config), self.config.crop, tokens, layers, name)
@@ -103,8 +103,8 @@ class Case:
         return self.extracted[place]
 
     def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Labelled, Labelled]:
-        """Vectors of the training and the test images with their labels, see `features`. Raises
-        InputError where some have none, or all training images one class."""
+        """Vectors and labels of the training and the test images, see `features`. Raises InputError
+        if labels are missing, or all training images have one class."""
         parts = self.both_features(tokens, layers)
         for part in parts:
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
@@ -113,8 +113,8 @@ class Case:
         return train, test
 
     def masked(self, name: str, layers: int = 1) -> Masked:
-        """Patches of the training or the test images with their masks, see `features`. Raises
-        InputError where they have none, or training images of one class."""
+        """Patches and masks of the training or the test images, see `features`. Raises InputError
+        if there are no masks, or if training masks have one class."""
         part = self.features(name, DENSE, layers)
         self.need(part.masks is not None, "masks")
         if name == "train":
@@ -122,20 +122,20 @@ class Case:
         return Masked(part.patches, part.masks, part.index)
 
     def boxed(self, name: str) -> Records:
-        """The records of the training or the test images, which have boxes. Raises InputError
-        where they have none."""
+        """The records of the training or the test images. Raises InputError if they have no
+        boxes."""
         source, indices = self.records(name)
         self.need(source.has_boxes, "boxes")
         return Records(source, indices)
 
     def videos(self) -> Mapping[str, range]:
-        """{name: records} of the videos of the test part, whose frames have masks. Raises
-        InputError where there are none."""
+        """{name: records} of the test videos, whose frames have masks. Raises InputError if there
+        are none."""
         self.need(bool(self.test.sequences), "videos with masks")
         return self.test.sequences
 
     def need(self, there: bool, needs: str) -> None:
-        """Raises InputError unless the images have what the evaluation needs."""
+        """Raises InputError, which says that the evaluation needs `needs`, unless `there`."""
         if not there:
             raise InputError(
                 f"{self.config.type} needs {needs}; point the evaluation's data at a set with"
@@ -143,8 +143,8 @@ class Case:
             )
 
     def records(self, name: str) -> tuple[Any, np.ndarray]:
-        """The source of the training ("train") or the test images, and which of its records are
-        used: none without a label where others have one."""
+        """(source, numbers of the used records) of the "train" or "test" images. Records without a
+        label are left out if others have one."""
         c = self.config
         source, count = {
             "train": (self.train, c.train_examples),
@@ -155,7 +155,7 @@ class Case:
     def features_of(
         self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1
     ) -> Extracted:
-        """Features of these records of any source (None: of all), cut as the evaluation's own; see
+        """Features of records of any source (None = all), cropped like the evaluation's images; see
         `features`."""
         dense = tokens == DENSE
         return extract(
@@ -174,32 +174,32 @@ class Case:
         )
 
     def key_of(self, name: str, *more: Any) -> tuple:
-        """The key of results of this evaluation alone in `extracted`."""
+        """The key in `extracted` of results of this evaluation."""
         return (name, *sorted(flatten(self.config).items()), *more)
 
     def cached(self, name: str, make: Callable[["Case"], Any], *more: Any) -> Any:
-        """make(self), computed once for the scores and the pictures of this evaluation."""
+        """make(self), computed once for the scores and pictures of this evaluation."""
         place = self.key_of(name, *more)
         if place not in self.extracted:
             self.extracted[place] = make(self)
         return self.extracted[place]
 
     def images(self, source: Any, indices: Iterable[int]) -> np.ndarray:
-        """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cut as they are
-        for `features`."""
+        """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cropped as for
+        `features`."""
         return images_of(source, indices, crop=self.config.crop, multiple=self.patch)
 
     def crop_of(self, record: Any, scale: Sequence[float], *draw: int) -> np.ndarray:
-        """A random crop [crop, crop, 3] of a record before it was resized; draw: what tells this
-        draw from others with the same seed. Raises InputError without a `crop`."""
+        """A random crop [crop, crop, 3] of a record of the stored size. draw: numbers that identify
+        the draw among those with the same seed. Raises InputError without a `crop`."""
         if not self.config.crop:
             raise InputError("crop_scale needs the size of a crop: set crop")
         return drawn(record["image"], self.config.crop, scale, (self.seed, *draw))
 
     def batches(self, *, whole: bool = False, scale: Sequence[float] = ()) -> Iterator[np.ndarray]:
-        """The test images [b, H, W, 3] float32 in [0, 1] without those that cannot be read,
-        `batch_size` at a time; cut as they are for `features`, or whole, or as random crops of this
-        range of areas (see `crop_of`)."""
+        """Batches [b, H, W, 3] float32 in [0, 1] of the readable test images, b <= `batch_size`:
+        cropped as for `features`; whole; or, with a range of areas `scale`, random crops (see
+        `crop_of`)."""
         how = {} if whole else dict(crop=self.config.crop, multiple=self.patch)
         source, records = self.records("test")
         source = source.unresized if scale else source
@@ -223,13 +223,12 @@ def cases(
     sources_of: Mapping[str, tuple] | None = None,
     shared: bool = True,
 ) -> dict[str, Case]:
-    """{name: Case} of the evaluations to run on one network; they share what is extracted.
+    """{name: Case} of the evaluations to run on one network; they share extracted features.
 
     Args:
-      encoder: see `Case`. config: of a run, with the section `evals`.
-      tasks: names of evaluations; None: those of `evals.tasks`.
-      sources_of: result of `sources`; made here if None.
-      shared: see `Case`.
+      encoder, shared: see `Case`. config: of a run, with the section `evals`.
+      tasks: names of evaluations; None = those of `evals.tasks`.
+      sources_of: result of `sources`; None = opened here.
     """
     sources_of = sources(config, tasks) if sources_of is None else sources_of
     common = dict(
@@ -247,8 +246,8 @@ def cases(
 
 
 def run(cases: Mapping[str, Case]) -> dict[str, float]:
-    """All scores of `cases`, as one flat dict in their order; percent, except where a type says
-    otherwise."""
+    """All scores of `cases` as one dict in their order; in percent unless the type gives another
+    unit."""
     scores = {}
     for number, (name, case) in enumerate(cases.items(), start=1):
         type = case.config.type

@@ -1,4 +1,4 @@
-"""How many classes labels have; refuses those that cannot be scored."""
+"""Counts the classes of labels and refuses labels that cannot be scored."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,23 +12,22 @@ from ssl_jax.scores.metrics import num_classes
 
 
 def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str) -> None:
-    """Refuses labels of fewer than two classes, on which every network has the same score.
+    """Raises InputError for labels of fewer than two classes, on which all networks score the same.
+    For masks with one class and 255 it names the class_map that makes 255 a class.
 
-    type: of evaluation. labels: looked at until there are two classes; of "masks" and the "patches"
-    of masks, 255 is none. what: they are of, for the message.
-
-    Raises InputError, which names the class_map that a mask of two values needs.
+    type: of the evaluation. labels: read until two classes have appeared. what: the labels' name in
+    the message; of "masks" and "patches", 255 is not a class.
     """
-    seen: set[int] = set()
+    values: set[int] = set()
     masks = what in ("masks", "patches")
-    for some in labels:
-        seen |= set(np.unique(some).tolist())
-        if len(seen - {IGNORE} if masks else seen) > 1:
+    for part in labels:
+        values |= set(np.unique(part).tolist())
+        if len(values - {IGNORE} if masks else values) > 1:
             return
-    classes = sorted(seen - {IGNORE} if masks else seen)
+    classes = sorted(values - {IGNORE} if masks else values)
     count = f"one class ({classes[0]})" if classes else "no class"
     hint = ""
-    if masks and IGNORE in seen:
+    if masks and IGNORE in values:
         count += f" and {IGNORE}, which is ignored"
         rule = ",".join(f"{value}:{i}" for i, value in enumerate([*(classes or [0]), IGNORE]))
         hint = f"; if {IGNORE} is a class, set evals.{type}.data.class_map={{{rule}}}"
@@ -38,7 +37,7 @@ def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str
 
 
 def classes_of(source: Any, *masks: Iterable[np.ndarray]) -> int:
-    """`num_classes` of masks. Raises InputError for a class that the source does not name."""
+    """Number of classes of masks. Raises InputError for a class that the source does not name."""
     classes, names = num_classes(*masks), source.mask_names
     if names and classes > len(names):
         raise InputError(

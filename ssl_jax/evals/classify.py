@@ -1,7 +1,5 @@
-"""Accuracy of a network's own classifier on images it was not trained on, as after fine-tuning
-(SOP and SOVE tables 1 and 3, STELLAR table 12).
-
-The evaluation trains nothing and uses only the test part of the data.
+"""Accuracy of a network's own classifier on test images, as after fine-tuning (SOP and SOVE tables
+1 and 3, STELLAR table 12). Nothing is trained, so only the test part of the data is used.
 """
 
 import dataclasses
@@ -16,15 +14,15 @@ from ssl_jax.scores import metrics
 from ssl_jax.scores.classification import TOP, accuracies
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
-# Short side 256, the central 224 pixels: a crop ratio of .875.
+# Shorter side 256 and centre crop 224: a crop ratio of .875.
 PROTOCOLS = {"imagenet": Protocol("SOP table 1, STELLAR table 12", dict(data=_IMAGENET, crop=224))}
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:
-    """Top-1 accuracy `classify` and, of more than five classes, `classify_top5`, in percent.
+    """Accuracy in percent: top-1 `classify` and, with more than five classes, `classify_top5`.
 
-    Raises InputError for a network without a classifier, a set without labels, or one with other
-    classes.
+    Raises InputError for a network without a classifier, or a set without labels or with labels
+    that the classifier does not have.
     """
     test = case.cached("classify", _scored)
     first, top = accuracies(test.image, test.labels)
@@ -33,7 +31,7 @@ def score(case: Case, settings: NoSettings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: NoSettings) -> dict[str, Classes]:
-    """{"classify_classes": what each class is taken for}."""
+    """{"classify_classes": the confusion matrix}."""
     test = case.cached("classify", _scored)
     counts = metrics.confusion(
         test.labels, test.image.argmax(axis=1), num_classes=test.image.shape[1], ignore=-1
@@ -43,7 +41,7 @@ def figures(case: Case, settings: NoSettings) -> dict[str, Classes]:
 
 
 def _scored(case):
-    """The test images, with the scores of the classifier as their features."""
+    """Extracts the classifier's logits of the test images as their features."""
 
     def logits(images):
         _, extras = case.network.with_extras(images)

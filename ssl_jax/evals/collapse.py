@@ -1,5 +1,5 @@
-"""Meters of collapse: whether features are the same for all images or use few of their dimensions.
-No labels are needed.
+"""Measures of collapse: whether features are the same for all images, or use few dimensions. They
+need no labels.
 """
 
 import dataclasses
@@ -18,8 +18,6 @@ from ssl_jax.scores.stability import random_crop
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     scale: tuple[float, ...] = field(
         SCALE,
         "of the two random crops for alignment, least and largest share of the area",
@@ -42,11 +40,12 @@ def _views(case: Case, scale: Sequence[float]) -> Iterable[np.ndarray]:
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """Of the test images' vectors: `collapse`, the mean cosine of two of them in percent (100 = all
-    alike); `collapse_deviation` in percent of an even spread; `collapse_dead`, dimensions that do
-    not vary, in percent; `collapse_rank` (RankMe) and `collapse_effective_rank`, in dimensions;
-    `collapse_uniformity`, `collapse_alignment` (of two random crops), as their authors give them;
-    `collapse_patches`: the mean cosine of two patches of an image, in percent.
+    """Scores of the test images' vectors, see `scores.collapse`: `collapse`, the mean cosine of
+    pairs in percent (100 = all equal); `collapse_deviation`, in percent of an even spread;
+    `collapse_dead`, dimensions that do not vary, in percent; `collapse_rank` (RankMe) and
+    `collapse_effective_rank`, in dimensions; `collapse_uniformity` and `collapse_alignment` (of two
+    random crops), in their authors' units; `collapse_patches`, the mean cosine of two patches of an
+    image, in percent.
     """
     vectors, maps = case.features("test", "image").image, case.features("test", "patches").patches
     case.need(len(vectors) > 1, "two test images")

@@ -1,9 +1,9 @@
-"""Video object segmentation without training: the objects of the first frame are followed by the
-similarity of patch features (DAVIS 2017 in the protocol of DINO; SOP table 4, FLSL table 4).
+"""Video object segmentation without training: the objects of the first frame are tracked by the
+similarity of patch features (DAVIS 2017 with DINO's protocol; SOP table 4, FLSL table 4).
 
-Works on any source of videos with masks: `s.sequences`, {name: range of records in order of time},
-whose masks hold the object number of each pixel (0 = background, 255 = ignore). `test_examples`
-counts whole videos, see `frames.first`; the training part is not used.
+The source has videos with masks: `s.sequences`, {name: range of records in order of time}, and in
+the masks the object's number for each pixel (0 = background, 255 = ignore). `test_examples` limits
+the number of frames but keeps videos whole, see `frames.first`. The training part is not used.
 """
 
 import dataclasses
@@ -27,8 +27,6 @@ _SHOWN = 3  # videos in the pictures
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     short_side: int = field(
         0,
         "shorter side to which frames are resized (bilinear), the other keeps the aspect but"
@@ -56,8 +54,8 @@ class Settings:
     )
 
 
-# Frames are resized by cv2's bilinear kernel, as in DINO's script. The script also divides red by a
-# standard deviation of .228 instead of .229, which is left out here.
+# Frames are resized by cv2's bilinear kernel, as in DINO's script. The script's standard deviation
+# of red, .228 instead of .229, is not reproduced.
 _DATA = dict(kind="davis", split="2017/val", test_split="2017/val")
 _CHANGES = dict(data=_DATA, short_side=480, multiple=64, frames=1, **_DINO._asdict())
 PROTOCOLS = {
@@ -68,16 +66,16 @@ PROTOCOLS = {
 
 
 class _Followed(NamedTuple):
-    """One video: where it is in the source, and its masks."""
+    """One video with its true and predicted masks."""
 
     name: str
     records: range
     truth: np.ndarray  # [T, H, W] uint8
-    predicted: np.ndarray  # likewise
+    predicted: np.ndarray  # [T, H, W] uint8
 
 
 def _followed(case: Case, settings: Settings, name: str, records: range) -> _Followed:
-    """The masks of one video, from that of its first frame."""
+    """Predicts the masks of one video from the mask of its first frame."""
     stream = frames.encoded(
         case.network,
         case.test,
@@ -88,8 +86,8 @@ def _followed(case: Case, settings: Settings, name: str, records: range) -> _Fol
         patch=case.patch,
         batch_size=settings.frames,
     )
-    how = {name: getattr(settings, name) for name in Propagation._fields}
-    return _Followed(name, records, *propagation.follow(stream, Propagation(**how)))
+    options = {name: getattr(settings, name) for name in Propagation._fields}
+    return _Followed(name, records, *propagation.follow(stream, Propagation(**options)))
 
 
 def _measured(followed: _Followed) -> list[video.Measured]:
@@ -101,9 +99,9 @@ def _measured(followed: _Followed) -> list[video.Measured]:
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`davis`: mean of J and F in percent; `davis_j`, `davis_f`: means over all objects, each the
-    mean over its frames but the first and the last; `davis_j_recall`, `davis_f_recall`: the shares
-    of frames above one half.
+    """In percent: `davis`, the mean of J and F; `davis_j`, `davis_f`, means over all objects, each
+    the mean over its frames without the first and the last; `davis_j_recall`, `davis_f_recall`, the
+    shares of frames above one half.
 
     Raises InputError for a set without videos.
     """
@@ -122,8 +120,8 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Animation]:
-    """{"tracking": frames of the first videos with the objects as followed, "tracking_NAME": each
-    as an animation}."""
+    """{"tracking": frames of the first videos with the tracked objects, "tracking_NAME": an
+    animation of each video}."""
     shown = case.extracted.get(case.key_of("davis"))
     if not shown:
         videos = list(frames.first(case.videos(), case.config.test_examples).items())

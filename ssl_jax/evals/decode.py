@@ -1,11 +1,11 @@
-"""How much of an image frozen features hold: a new decoder is trained on them and reconstructs
-unseen images (STELLAR table 3).
+"""Measures how much of an image frozen features retain: a new decoder is trained on them and
+reconstructs the test images (STELLAR table 3).
 
-The decoder is STELLAR's (linear layer, random Fourier codes, transformer blocks, no mask tokens)
-for every network, trained with AdamW at a constant learning rate on images as they are evaluated,
-by default without augmentation. It gets the dense map of patch tokens, or for STELLAR the low-rank
-map L S of its sparse tokens, and predicts pixels (squared error) or the codes of a frozen tokenizer
-(cross-entropy), which the tokenizer's own decoder turns into pixels.
+For every network the decoder is STELLAR's (linear layer, random Fourier codes, transformer blocks,
+no mask tokens), trained with AdamW at a constant learning rate on the evaluation crop, by default
+without augmentation. Its input is the dense map of patch tokens or, for STELLAR, the low-rank map
+L S of the sparse tokens. It predicts pixels (squared error) or the codes of a frozen tokenizer
+(cross-entropy), whose own decoder converts them to pixels.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _STELLAR = {
     "depth": 6,
     "heads": 8,
     "epochs": 20,
-    "batch": 128,  # code, as the next three; the paper does not say them
+    "batch": 128,  # this and the next three are from the code; the paper does not state them
     "crop_scale": (0.36, 1.0),
     "clip": 5.0,
     "weight_decay": 1e-4,
@@ -51,8 +51,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings(quality.Settings):
-    """The keys of this type of evaluation."""
-
     tokens: str = field(
         "auto",
         'what the decoder gets: "dense", the patch tokens; "sparse", the low-rank map of'
@@ -78,8 +76,8 @@ class Settings(quality.Settings):
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses an evaluation `name` with missing files or an impossible decoder. Raises
-    InputError."""
+    """Raises InputError if files of the evaluation `name` are missing, or its width and heads do
+    not fit."""
     quality.check(name, settings, data)
     if settings.width % settings.heads or settings.width % 2:
         raise InputError(
@@ -94,14 +92,14 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
 
 
 def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Target]:
-    """The decoder of an evaluation, trained on its training images, and its goal."""
+    """Trains the decoder on the training images; returns it with its target."""
     source, records = case.records("train")
     records = latents.readable(source, records, settings.batch)
-    scale, whole = settings.crop_scale, source.unresized
+    scale, unresized = settings.crop_scale, source.unresized
 
     def image_of(record, epoch):
         if scale:
-            return case.crop_of(whole[int(record)], scale, int(record), epoch)
+            return case.crop_of(unresized[int(record)], scale, int(record), epoch)
         return case.images(source, [record])[0]
 
     size = min(settings.batch, len(records))
@@ -117,7 +115,7 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
         epochs=settings.epochs,
         seed=case.seed,
     )
-    same = ("width", "depth", "heads", "epochs", "lr", "weight_decay", "clip")
+    fields = ("width", "depth", "heads", "epochs", "lr", "weight_decay", "clip")
     trained = rebuild.fit_decoder(
         batches,
         goal,
@@ -126,14 +124,14 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
         key=numerics.key(case.seed),
         constants=goal.constants(settings.tokenizer),
         steps=len(records) // size,
-        **{name: getattr(settings, name) for name in same},
+        **{name: getattr(settings, name) for name in fields},
     )
     return trained, goal
 
 
 def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Test images, what the decoder makes of them, and how many of a batch count; the decoder is
-    trained once for the scores and the picture of an evaluation."""
+    """Yields (test images, reconstructions, number of images without padding) per batch. The
+    decoder is trained once for the scores and the picture of an evaluation."""
     trained, goal = case.cached("decode", lambda case: train(case, settings))
     for images, count in psnr.batches(case, settings.crop_scale):
         cells = latents.latents(case.network, images, settings.tokens)
@@ -145,7 +143,7 @@ def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.nda
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`decode`: PSNR in dB of the test images, `decode_ssim` (0 to 1), and if asked for
+    """Scores on the test images: `decode`, PSNR in dB; `decode_ssim` (0 to 1); if set,
     `decode_lpips_*` and `decode_rfid_*` (lower is better).
 
     Raises InputError for settings or files that do not fit.
@@ -154,14 +152,14 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
-    """{"decoded": test images, rebuilt, and the error}."""
+    """{"decoded": test images, their reconstructions, and the error}."""
     images, shown, count = next(iter(rebuilt(case, settings)))
     part = min(_SHOWN, count)
     title = "Images rebuilt from frozen features by a new decoder"
     return {"decoded": reconstructions.picture(images[:part], shown[:part], title)}
 
 
-# Raw pixels as features would be copied.
+# No raw-pixel baseline: a decoder would just copy the pixels.
 register_module(
     __name__,
     heading="decoded PSNR, dB",

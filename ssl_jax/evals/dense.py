@@ -27,13 +27,11 @@ PROTOCOLS = {
     )
 }
 _SHOWN = 6  # test images of the picture
-Parts = tuple[Masked, Masked, int]  # training and test patches, and the number of classes
+Parts = tuple[Masked, Masked, int]  # training patches, test patches, number of classes
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     k: int = field(NEIGHBOURS, "nearest patches that vote", "patches", above=0)
     vote: str = field(
         "plain",
@@ -67,7 +65,7 @@ def _parts(case: Case, settings: Settings) -> Parts:
 
 
 def _retrieved(parts: Parts, settings: Settings, images: np.ndarray | None = None) -> Retrieval:
-    """Classes of the test patches, from some training images."""
+    """Retrieves classes of the test patches from training images; None = all."""
     train, test, classes = parts
     try:
         return segment(
@@ -82,15 +80,14 @@ def _retrieved(parts: Parts, settings: Settings, images: np.ndarray | None = Non
             images=images,
         )
     except ValueError as error:
-        some = "" if images is None else f" of {len(images)} training images"
-        raise InputError(f"dense retrieval from the patches{some}: {error}") from error
+        note = "" if images is None else f" of {len(images)} training images"
+        raise InputError(f"dense retrieval from the patches{note}: {error}") from error
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level; both with the first
-    subsample, and `dense_1in8`, ... with each of several. A subsample above 1 is the mean over
-    `runs` draws of training images, drawn from the seed (CrIBo: 5 draws), and `_sd` their standard
-    deviation.
+    """mIoU in percent with the first subsample, over patches (`dense`) and over pixels
+    (`dense_pixel`); `dense_1in8`, ... with the other subsamples. A subsample above 1 is the mean
+    over `runs` draws of training images (CrIBo: 5), with the standard deviation `_sd`.
 
     Raises InputError for a set without masks, or with labels that it does not name.
     """
@@ -102,7 +99,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
         for draw in range(settings.runs if part > 1 else 1):
             images = subset(total, max(1, total // part), case.seed + draw)
             result = _retrieved(parts, settings, images if part > 1 else None)
-            # The first one, for the pictures.
+            # The pictures show the first draw.
             case.extracted.setdefault(case.key_of("dense"), result)
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
         patch, pixel = 100.0 * np.mean(draws, axis=0)
@@ -114,8 +111,8 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
-    """{"segmentation": the first test images, their true classes and those retrieved;
-    "dense_classes": IoU of each class and what its patches are taken for, if it was scored}."""
+    """{"segmentation": the first test images with true and retrieved classes; "dense_classes": IoU
+    of each class and the confusion matrix of patches, if `score` was called before}."""
     train, test, classes = _parts(case, settings)
     scored: Retrieval | None = case.extracted.get(case.key_of("dense"))
     if scored is None and isinstance(test.patches, Grids):

@@ -1,8 +1,8 @@
-"""Evaluations on the run's training set: `data.kind="training"`.
+"""Evaluations on the training set: `data.kind="training"`.
 
-The package's configs evaluate on the set they train on. With
-`--config.data.kind=folder --config.data.dir=/my/images` they evaluate on that folder, and its
-labels and masks decide which evaluations can be run.
+The package's configs evaluate on the set they train on. So with `--config.data.kind=folder
+--config.data.dir=/my/images` they evaluate on that folder, and run the evaluations whose labels,
+masks or boxes it has.
 """
 
 from collections.abc import Collection
@@ -15,18 +15,18 @@ from ssl_jax.data import decode, kinds, listing, source, subset
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.section import TRAINING
 
-# Parts that people keep apart, in the order in which they are tried.
+# Usual names of held-out parts, in the order in which they are tried.
 HELD_OUT = ("val", "test")
-_KEPT, _SCORED = "[:80%]", "[80%:]"  # of a set without such a part
+_KEPT, _SCORED = "[:80%]", "[80%:]"  # slices of a set without such a part
 
 
 def follow(config: ConfigDict) -> None:
-    """Writes the set of the section `data` into evaluations with data.kind="training"; reads no
-    file.
+    """Copies the keys of the section `data` into evaluations with data.kind="training", without
+    reading files.
 
-    Keys that they set themselves stay, and they take the size if they have none. If an embedded set
-    lacks the labels or masks that an evaluation needs, another embedded set is used. Classifiers
-    learn from the training part, unless another is set.
+    Keys that an evaluation sets itself are kept. If an embedded set lacks labels, masks or boxes
+    that an evaluation needs, another embedded set that has them is used. `split` becomes that of
+    training unless it is set.
     """
     data = config.data
     for each in _followers(config).values():
@@ -36,7 +36,7 @@ def follow(config: ConfigDict) -> None:
             if needs and not source.may_have(data, needs):
                 images.kind = section.DEFAULT_KIND[needs]
             continue
-        # How a set is read: an evaluation may say it itself.
+        # Keys that say how a set is read; values set by the evaluation take precedence.
         for name in kinds.specific().keys() - {"list"} | {"name", "size"}:
             images[name] = images[name] or data[name]
         if images.max_pixels == decode.MAX_PIXELS:
@@ -48,20 +48,20 @@ def follow(config: ConfigDict) -> None:
 def fit_to_data(
     config: ConfigDict, records: Any = None, given: Collection[str] = ()
 ) -> tuple[ConfigDict, list[str]]:
-    """The config with the evaluations that its training set supports, and notes to print.
+    """Adapts evaluations with data.kind="training" to the training set: (config, notes to print).
 
-    This concerns evaluations with data.kind="training". Those that need labels (masks, boxes) which
-    the set lacks are left out; without any labels, `rank` replaces them. They score
-    data.test_split; if the set has no such part, the first of HELD_OUT that it has, else a fifth of
-    it, or the rest of data.split.
+    An evaluation that needs labels, masks or boxes which the set lacks is left out; if no
+    evaluation with labels is left, `rank` is added. The scored part is data.test_split or, if the
+    set has no such part, the first of HELD_OUT that it has, else the remainder of data.split or a
+    fifth of the set.
 
     Args:
-      records: the training set as `data.source.make_source` opens it; None: only its kind is looked
-        at, and splits stay as they are.
-      given: keys that the user set. Evaluations that they request are run, or are an error.
+      records: the training set, opened by `data.source.make_source`; None = use only its kind, and
+        do not change splits.
+      given: keys that the user has set. An evaluation that they request is never left out.
 
     Raises:
-      InputError: the set lacks what an evaluation needs that was asked for; no part can be scored.
+      InputError: the set lacks what a requested evaluation needs, or has no part to score.
     """
     config = ConfigDict(config.to_dict())
     chosen, followers = section.selected(config), _followers(config)
@@ -74,10 +74,10 @@ def fit_to_data(
         left_out.setdefault(registry.get(chosen[name].type).needs, []).append(name)
     notes = []
     if left_out:
-        gone = [name for names in left_out.values() for name in names]
-        tasks = [name for name in chosen if name not in gone]
+        excluded = [name for names in left_out.values() for name in names]
+        tasks = [name for name in chosen if name not in excluded]
         if not any(registry.get(chosen[name].type).needs == "labels" for name in tasks):
-            like = chosen[(left_out.get("labels") or gone)[0]]
+            like = chosen[(left_out.get("labels") or excluded)[0]]
             tasks += [] if "rank" in tasks else [_rank(config, like)]
         config.evals.tasks = tuple(tasks)
         lacks = " and ".join(
@@ -98,28 +98,29 @@ def fit_to_data(
 
 
 def _followers(config) -> dict:
-    """{name: section} of the evaluations of the training set."""
+    """{name: section} of the evaluations with data.kind="training"."""
     named = section.named(config).items()
     return {name: each for name, each in named if each.data.kind == TRAINING}
 
 
 def _where(data) -> str:
-    """The training set, in messages."""
+    """The name of the training set in messages."""
     return (data.name if data.kind == "tfds" else data.dir) or data.kind
 
 
 def _carries(config, each, records) -> bool:
-    """Whether the training set has what an evaluation needs."""
+    """Whether the training set has the labels, masks or boxes that an evaluation needs."""
     needs = registry.get(each.type).needs
     if not needs or config.data.kind in source.EMBEDDED:
-        return True  # `follow` finds an embedded set that has it
+        return True  # `follow` chooses an embedded set that has them
     if needs in each.data and each.data[needs]:
-        return True  # the evaluation itself says where they are
+        return True  # the evaluation's own key says where they are
     return source.may_have(config.data, needs) if records is None else source.has(records, needs)
 
 
 def _rank(config, like) -> str:
-    """The name of an evaluation that needs images alone, made like another one if there is none."""
+    """Adds an evaluation that needs only images, configured like `like`, unless there is one;
+    returns its name."""
     if "rank" not in section.named(config):
         copied = {name: like[name] for name in ("train_examples", "test_examples", "crop")}
         data = dict(kind=TRAINING, size=like.data.size, test_split=like.data.test_split)
@@ -128,15 +129,15 @@ def _rank(config, like) -> str:
 
 
 def _choose_parts(config, followers, given) -> list[str]:
-    """Gives each follower a part that is scored; returns what to say about it."""
+    """Sets the scored part of each follower; returns notes to print."""
     parts, chosen = source.parts(config.data), section.selected(config)
     notes: dict[str, None] = {}
     for name, each in followers.items():
         if f"evals.{name}.data.test_split" in given:
             continue
-        named = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
+        candidates = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
         learned = listing.alike(each.data.split, parts)
-        scored = next((part for part in named if part and part != learned), None)
+        scored = next((part for part in candidates if part and part != learned), None)
         if scored is not None:
             each.data.test_split = scored
             continue
@@ -152,8 +153,8 @@ def _choose_parts(config, followers, given) -> list[str]:
         if f"evals.{name}.data.split" not in given:
             each.data.split = trained if left else trained + _KEPT
         each.data.test_split = left or trained + _SCORED
-        seen = "" if left else " (training sees its images, but not their labels)"
+        remark = "" if left else " (training sees its images, but not their labels)"
         why = f"{_where(config.data)} has no part named {' or '.join(HELD_OUT)}"
-        note = f"evaluations: score {each.data.test_split}{seen}, as {why}"
+        note = f"evaluations: score {each.data.test_split}{remark}, as {why}"
         notes |= {note: None} if name in chosen else {}
     return list(notes)

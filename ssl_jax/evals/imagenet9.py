@@ -1,9 +1,8 @@
-"""ImageNet-9, the backgrounds challenge (Xiao et al. 2020; SOP and SOVE table 6, as iBOT evaluates
-it): a linear classifier of ImageNet-1K must recognise the foreground in front of other backgrounds.
+"""ImageNet-9, the backgrounds challenge (Xiao et al. 2020; SOP and SOVE table 6, with iBOT's
+protocol): a linear classifier for ImageNet-1K classifies foregrounds on changed backgrounds.
 
-The classifier is fitted on the ImageNet-1K images of `data`; `head` is one that was fitted before.
-The scored images are in `dir`, as VARIANT/val/CLASS/*; they are resized and cropped by `data.size`
-and `crop`.
+The classifier is trained on `data`, images of ImageNet-1K, or read from the file `head`. The scored
+images are `dir`/VARIANT/val/CLASS/*, resized and cropped as given by `data.size` and `crop`.
 """
 
 import dataclasses
@@ -35,8 +34,6 @@ VARIANTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings(linear.Settings):
-    """The keys of this type of evaluation."""
-
     dir: str = field(
         "", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True, path=True, acts=""
     )
@@ -64,7 +61,8 @@ PROTOCOLS = {"sop": Protocol("SOP table 6", _CHANGES), "sove": Protocol("SOVE ta
 
 
 def _variant(case, settings, name, classes):
-    """The images of a variant. Raises InputError for a folder that is not as the challenge's."""
+    """Opens the images of a variant. Raises InputError if its folder has another number of
+    classes."""
     data = dict(kind="folder", dir=settings.dir, size=case.config.data.size)
     source = make_source(data, split=f"{name}/val")
     if source.num_classes != classes:
@@ -76,13 +74,14 @@ def _variant(case, settings, name, classes):
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses an evaluation `name` without its folder, mapping or classifier. Raises InputError."""
+    """Raises InputError if the evaluation `name` lacks its folder, mapping or classifier."""
     linear.check(name, settings, data)
     _opened(name, settings)
 
 
 def _opened(name: str, settings: Settings) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
-    """(mapping, classifier or None) of an evaluation `name`, whose folder is there."""
+    """(mapping, classifier or None) of an evaluation `name`. Raises InputError without its
+    folder."""
     if not settings.dir or not local(settings.dir).is_dir():
         raise InputError(f'{name}.dir is "{settings.dir}"; it must be the folder of ImageNet-9')
     head = classifiers.read_head(settings.head) if settings.head else None
@@ -90,12 +89,12 @@ def _opened(name: str, settings: Settings) -> tuple[np.ndarray, dict[str, np.nda
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`imagenet9`: accuracy on the original images in percent; `imagenet9_mixed_rand` and so on: on
-    the variants; `imagenet9_bg_gap`: Mixed-Same minus Mixed-Rand; `imagenet9_head`: accuracy of a
-    classifier fitted here on the test part of `data`. A class of ImageNet-1K that belongs to none
-    of ImageNet-9 is wrong.
+    """Accuracies in percent: `imagenet9` on the original images; `imagenet9_mixed_rand`, ... on the
+    variants; `imagenet9_bg_gap`, Mixed-Same minus Mixed-Rand; `imagenet9_head`, of a classifier
+    trained here on the test part of `data`. A predicted class of ImageNet-1K outside of ImageNet-9
+    counts as wrong.
 
-    Raises InputError for a missing folder, mapping or classifier, or ones that do not fit.
+    Raises InputError if folder, mapping or classifier are missing or do not fit together.
     """
     mapping, head = _opened("imagenet9", settings)
     sources: dict[str, Any] = {
@@ -125,5 +124,5 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     return scores | ({} if fitted is None else {"imagenet9_head": 100.0 * fitted.accuracy})
 
 
-# A saved classifier takes no raw pixels.
+# No raw-pixel baseline: a stored classifier cannot read pixels.
 register_module(__name__, heading="ImageNet-9", needs="labels", baselines=BASELINES[:1])

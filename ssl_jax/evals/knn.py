@@ -28,14 +28,12 @@ _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 
 
 def temperature_field() -> Any:
-    """Declares the temperature of cosines. Below its limit, float32 weights are only 1 and 0."""
+    """Declares the temperature of cosines. Below its minimum, weights in float32 are all 1 or 0."""
     return field(TEMPERATURE, "votes weigh exp(cosine / temperature)", least=1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    """The keys of this type of evaluation."""
-
     k: tuple[int, ...] = field(
         KS,
         "numbers of neighbours; each is reported, and the first is the score",
@@ -46,8 +44,8 @@ class Settings(tokens.Settings):
 
 
 def scores_by_k(name: str, accuracy: Mapping[int, float], first: int) -> dict[str, float]:
-    """The scores of an evaluation `name` of several k, from the accuracy 0..1 of each: in percent
-    that of the first k, or of the most neighbours that there are; the best of several; and each."""
+    """Scores in percent of an evaluation `name` from {k: accuracy in 0..1}: NAME, with the first k
+    or the largest available one; NAME_best, of several k; and NAME_kK for each."""
     percent = {k: 100.0 * share for k, share in accuracy.items()}
     best = {f"{name}_best": max(percent.values())} if len(percent) > 1 else {}
     each = {f"{name}_k{k}": value for k, value in percent.items()}
@@ -55,14 +53,14 @@ def scores_by_k(name: str, accuracy: Mapping[int, float], first: int) -> dict[st
 
 
 def _parts(case: Case, settings: Settings) -> tuple[Labelled, Labelled, int]:
-    """Training and test vectors, and the number of classes."""
+    """(training vectors, test vectors, number of classes)."""
     train, test = case.labelled(settings.tokens, settings.layers)
     return train, test, 1 + int(max(train.labels.max(), test.labels.max()))
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """Top-1 accuracy in percent: `knn`, with the first k; `knn_k10`, ... for each k; `knn_best`,
-    the best of several on the test set, as papers report it.
+    """Top-1 accuracy in percent: `knn` with the first k; `knn_k10`, ... for each k; `knn_best`, the
+    best k on the test set, which papers report.
 
     Raises InputError for a set without labels.
     """
@@ -80,8 +78,8 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
-    """{"neighbours": some test images with their nearest training images}: the first image of each
-    class, then the second, ...; {"knn_classes": what each class is taken for}."""
+    """{"neighbours": the first test images of each class, then the second, ..., with their nearest
+    training images; "knn_classes": the confusion matrix}."""
     train, test, classes = _parts(case, settings)
     bank = train.image, train.labels
     labels = test.labels[:1000]

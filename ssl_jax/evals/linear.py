@@ -1,10 +1,10 @@
-"""Linear probes on frozen features: a grid of learning rates and batch sizes in one run, every
-classifier on the same minibatches.
+"""Linear probes on frozen features: a grid of learning rates and batch sizes, trained together on
+the same minibatches.
 
-By default as STELLAR trains them: affine LayerNorm and a linear layer, AdamW, no schedule, 10 % of
-the training set held out to choose among the grid; one batch size, and features of the evaluation
-crop, which are computed once. `PROTOCOLS` has the papers' own: STELLAR's full grid and iBOT's (SGD,
-cosine, several layers, the best on the test set), both on random crops.
+The defaults follow STELLAR (affine LayerNorm and a linear layer, AdamW, no schedule, 10 % of the
+training set held out for the selection), with one batch size and on features of the evaluation
+crop, which are computed once. `PROTOCOLS` has the papers' settings: STELLAR's full grid, and iBOT's
+(SGD, cosine, several layers, selection on the test set), both with random crops.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from ssl_jax.ops import numerics
 from ssl_jax.scores import metrics
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict
 
-_SCALED_TO = 256  # features, of learning rates that grow with the batch
+_SCALED_TO = 256  # batch size for which scaled learning rates are given
 
 _IMAGENET = dict(kind="folder", split="train", test_split="val", size=256)
 _STELLAR = dict(
@@ -32,7 +32,7 @@ _STELLAR = dict(
     epochs=30,
     batch=64,
     batch_factors=tuple(2**i for i in range(8)),
-    clip=5.0,  # of the authors' trainer; the paper does not say it
+    clip=5.0,  # of the authors' trainer; the paper does not state it
 )
 _IBOT = dict(
     data=_IMAGENET,
@@ -71,8 +71,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    """The keys of this type of evaluation."""
-
     epochs: int = field(30, "of training the probe", "epochs", above=0)
     batch: int = field(256, "features per step", "features", above=0)
     batch_factors: tuple[int, ...] = field(
@@ -115,17 +113,16 @@ class Settings(tokens.Settings):
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses a crop_scale that is no range. Raises InputError."""
+    """Raises InputError for a crop_scale that is not a range."""
     crops.check(name, settings.crop_scale)
 
 
 def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
-    """The probe that an evaluation trains and tests; once for each case.
+    """Trains and tests the probe of an evaluation, once per case.
 
-    num_classes: 0: as many as the labels say.
+    num_classes: number of classes; 0 = that of the labels.
 
-    Raises InputError for a set without labels or with more classes, and for a crop_scale that is no
-    range.
+    Raises InputError for a set without labels or with more classes.
     """
 
     def trained(case):
@@ -133,7 +130,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
         classes = 1 + int(max(train.labels.max(), test.labels.max()))
         if num_classes and classes > num_classes:
             raise InputError(f"the images have {classes} classes, expected {num_classes}")
-        same = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm")
+        fields = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm")
         return fit(
             *(train.image, train.labels, test.image, test.labels),
             num_classes=num_classes or classes,
@@ -142,23 +139,23 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
             batch_factors=tuple(settings.batch_factors),
             batch_size=settings.batch,
             stream=_crops(case, settings, train.index) if settings.crop_scale else None,
-            **{name: getattr(settings, name) for name in same},
+            **{name: getattr(settings, name) for name in fields},
         )
 
     return case.cached("linear", trained, num_classes)
 
 
 def _factor(settings: Settings) -> float:
-    """By which learning rates grow with the batch."""
+    """The factor by which learning rates are scaled with the batch size."""
     return settings.batch / _SCALED_TO if settings.scale_lr else 1.0
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`linear`: test accuracy in percent; `linear_lr`, `linear_batch`: the selected ones;
-    `linear_held_out`: its accuracy on the held-out part; `linear_best`: the best of the grid,
-    selected on the test images.
+    """`linear`, test accuracy in percent of the selected classifier; `linear_lr`, `linear_batch`,
+    its learning rate and batch size; `linear_held_out`, its accuracy on the held-out part;
+    `linear_best`, the best of the grid on the test images, which is therefore selected on them.
 
-    Raises InputError for a set without labels, and for a crop_scale that is no range.
+    Raises InputError for a set without labels.
     """
     best = probe(case, settings)
     scores = {"linear": 100.0 * best.accuracy, "linear_lr": best.learning_rate / _factor(settings)}
@@ -171,7 +168,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Classes]:
-    """{"linear_classes": what each class of the test images is taken for}."""
+    """{"linear_classes": the confusion matrix of the test images}."""
     best, (_, test) = probe(case, settings), case.labelled(settings.tokens, settings.layers)
     counts = metrics.confusion(
         test.labels,
@@ -184,7 +181,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Classes]:
 
 
 def _crops(case: Case, settings: Settings, records: np.ndarray) -> Stream:
-    """Features of random crops of the training images, which are at their stored size."""
+    """Streams features of random crops of the training images, read at their stored size."""
     c = case.config
     size = c.crop or c.data.size or (case.train.size or (0,))[0]
     if not size:

@@ -1,5 +1,5 @@
-"""Logistic regression on frozen features, by scikit-learn. It is convex, so only the strength of
-the penalty has to be chosen."""
+"""Logistic regression on frozen features, by scikit-learn. It is convex, so the only setting to
+select is the strength of the penalty."""
 
 import dataclasses
 
@@ -12,8 +12,6 @@ from ssl_jax.scores.classification import PENALTIES, logistic
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    """The keys of this type of evaluation."""
-
     c: tuple[float, ...] = field(
         PENALTIES,
         "inverse strengths of the L2 penalty; the best on a held-out 10 % counts",
@@ -23,7 +21,7 @@ class Settings(tokens.Settings):
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`logistic`: test accuracy in percent; `logistic_c`: the chosen C.
+    """`logistic`, test accuracy in percent; `logistic_c`, the selected C.
 
     Raises InputError for a set without labels, or with a single class.
     """

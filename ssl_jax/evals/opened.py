@@ -1,4 +1,4 @@
-"""The sources of the images of evaluations."""
+"""Opens the sources of evaluations."""
 
 from collections.abc import Sequence
 
@@ -16,16 +16,17 @@ _CACHE_BYTES = 2**30  # of decoded images per source
 
 
 def images_of_section(config: ConfigDict) -> tuple:
-    """What says which images an evaluation uses."""
+    """The settings that determine which images an evaluation uses."""
     data = sorted(flatten(config.data).items())
     return (*data, config.train_examples, config.test_examples, config.get("reduce", False))
 
 
 def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, tuple]:
-    """{name: (train source, test source)} of the evaluations to run; make them once to evaluate
-    several networks. Those with the same images share them.
+    """{name: (train source, test source)} of the evaluations to run. Open them once to evaluate
+    several networks; evaluations of the same images share their sources.
 
-    Raises InputError where one cannot be opened, or too much of few images cannot be read.
+    Raises InputError if a source cannot be opened, or if too many images of a small set are
+    unreadable.
     """
     opened: dict[tuple, tuple] = {}
     result, stored = {}, list[Monitored]()
@@ -45,7 +46,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
 
 
 def _pair(c: ConfigDict, share: float, patch: int) -> tuple[Monitored, ...]:
-    """The sources of the training and the test images of an evaluation's section."""
+    """(training source, test source) of an evaluation's section."""
 
     def made(split, names, count):
         source = make_source(c.data, split=split, list=names)
@@ -60,8 +61,7 @@ def _pair(c: ConfigDict, share: float, patch: int) -> tuple[Monitored, ...]:
 
 
 def _cached(source, examples: int):
-    """`source`, with decoded records kept in RAM if they fit: several networks are scored on
-    them."""
+    """Keeps decoded records in RAM if they fit, because several networks are scored on them."""
     if source.size is None:
         return source
     count = min(len(source), examples or len(source))

@@ -1,4 +1,4 @@
-"""How well a network's tokens reconstruct images, on images it was not trained on."""
+"""PSNR of test images that the network reconstructs from its tokens."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,9 +13,9 @@ from ssl_jax.scores import rebuild
 
 
 def batches(case: Case, scale: Sequence[float] = ()) -> Iterator[tuple[np.ndarray, int]]:
-    """Test images [B, H, W, 3] of an evaluation, or random crops of them (see `Case.batches`), and
-    how many of the B count. All have one shape, so that functions of them are compiled once: the
-    last is filled up with its last image."""
+    """Yields (images [B, H, W, 3], number of images without padding) of an evaluation's test
+    images, or of random crops of them (see `Case.batches`). The last batch is padded, so that
+    functions of the batches are compiled once."""
     for images in case.batches(scale=scale):
         yield filled(images, case.batch_size), len(images)
 
@@ -23,9 +23,10 @@ def batches(case: Case, scale: Sequence[float] = ()) -> Iterator[tuple[np.ndarra
 def rebuilt(
     case: Case, scale: Sequence[float] = ()
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """`batches` with the network's reconstructions: images, rebuilt [B, H, W, 3], how many count.
+    """Yields (images, reconstructions [B, H, W, 3], number of images without padding), see
+    `batches`.
 
-    Raises InputError for a network that reconstructs no images.
+    Raises InputError for a network that does not reconstruct images.
     """
     for images, count in batches(case, scale):
         _, extras = case.network.with_extras(images)
@@ -39,9 +40,9 @@ def rebuilt(
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:
-    """`psnr`: mean over the test images, in dB.
+    """`psnr`, mean over the test images in dB.
 
-    Raises InputError for a network that rebuilds no images.
+    Raises InputError for a network that does not reconstruct images.
     """
     values = [rebuild.psnr(images, shown)[:count] for images, shown, count in rebuilt(case)]
     return {"psnr": float(np.concatenate(values).mean())}

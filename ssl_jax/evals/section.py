@@ -1,22 +1,21 @@
-"""The section `evals` of a config: any number of evaluations, each a section under its name.
+"""The section `evals` of a config: any number of evaluations, each a section with a name.
 
-    config.evals.every_steps = 1000                              # plain keys belong to all
+    config.evals.every_steps = 1000                              # plain keys apply to all
     evals.add(config, "knn", "linear", data=dict(kind="photos", size=32))
     config.evals.birds = evals.new("knn", k=(20,), data=dict(kind="folder", dir="/data/birds"))
 
-`new` makes the complete, locked section of a type; `add` puts one into the config for each type,
-under the type's name. Names are free, so a config file can add sections here, which no other
-section allows; what is neither a plain key (`defaults`) nor a complete evaluation is refused when
-the config is validated. Once a config is loaded, its names are fixed and its keys are like all
-others: `--config.evals.knn.k="(20,)"`, `--config.evals.birds.data.size=64`.
+`new` makes the complete, locked section of a type; `add` adds one to the config for each type,
+named after the type. Names are free, so config files can add sections here, unlike elsewhere.
+Validation refuses anything that is neither a plain key (`defaults`) nor a complete evaluation. Once
+a config is loaded, its names are fixed and its keys are set like all others:
+`--config.evals.knn.k="(20,)"`, `--config.evals.birds.data.size=64`.
 
-`evals.tasks` says which of the evaluations are run, as does `ssl-jax eval RUN --task=knn,birds`;
-only the data of those are checked and opened. `data.kind="training"` is the set that the section
-`data` names, whatever that is (see `follow`). An empty `data.dir` is that of training where the
-kind of data is the same.
+`evals.tasks`, or `ssl-jax eval RUN --task=knn,birds`, selects the evaluations to run; only their
+data are checked and opened. `data.kind="training"` is the set of the section `data` (see `follow`).
+An empty `data.dir` is the training set's, if the kind of data is the same.
 
-All of this may change when a run is continued. The keys of evaluations belong to a config, not to
-a method: `settings.keys` lists the plain ones, `keys(config)` those of a config's evaluations.
+All of this may change when a run is resumed. The keys of evaluations belong to a config, not to a
+method: `settings.keys` lists the plain ones, `keys(config)` those of a config's evaluations.
 """
 
 import dataclasses
@@ -33,8 +32,8 @@ from ssl_jax.evals import registry
 from ssl_jax.features import tokens
 
 ALL = "all"
-TRAINING = "training"  # kind of data of an evaluation: what the run is trained on
-# An embedded kind of data that has what a type needs.
+TRAINING = "training"  # kind of data: the set on which the run is trained
+# {`Type.needs`: an embedded kind of data that has it}
 DEFAULT_KIND = {
     "labels": "photos",
     "masks": "photo_collages",
@@ -45,7 +44,7 @@ DEFAULT_KIND = {
 
 
 def defaults() -> dict:
-    """The keys that belong to all evaluations."""
+    """The keys that apply to all evaluations."""
     return free_on_resume(
         dict(
             tasks=key(
@@ -84,7 +83,7 @@ def defaults() -> dict:
 
 
 def _keys_of(type: str) -> dict:
-    """The keys of one evaluation of that type."""
+    """The keys of an evaluation of this type."""
     definition = registry.get(type)
     data = source.defaults()
     data["kind"] = dataclasses.replace(
@@ -102,7 +101,7 @@ def _keys_of(type: str) -> dict:
     return free_on_resume(
         dict(
             type=key(type, "what is measured", choices=tuple(sorted(registry.TYPES))),
-            # `split` is what a classifier learns from, or the memory in which neighbours are found.
+            # `split` trains a classifier, or is the bank in which neighbours are searched.
             data=data,
             train_examples=key(0, "use this many of the training part; 0 = all", "images", least=0),
             test_examples=key(0, "the same of the test part", "images", least=0),
@@ -119,12 +118,13 @@ def _keys_of(type: str) -> dict:
 
 
 def new(type: str, *, protocol: str = "", **changes: Any) -> ConfigDict:
-    """A complete evaluation of that type: its defaults with `changes`, {key: value or section}.
+    """A complete evaluation of this type: its defaults, updated by `changes`, {key: value or
+    section}.
 
-    protocol: name of one of the type's protocols, whose settings come before `changes`.
+    protocol: name of one of the type's protocols, applied before `changes`.
 
-    Raises InputError for an unknown type or protocol, KeyError or TypeError (which loading a config
-    file turns into one line) for a key or value that it cannot have.
+    Raises InputError for an unknown type or protocol, and KeyError or TypeError (reported in one
+    line when a config file is loaded) for an unknown key or a value of another type.
     """
     section = config_lib.build(_keys_of(type))
     if protocol:
@@ -134,7 +134,7 @@ def new(type: str, *, protocol: str = "", **changes: Any) -> ConfigDict:
 
 
 def add(config: ConfigDict, *types: str, **changes: Any) -> None:
-    """Adds an evaluation of each type to the config, under the name of the type; see `new`."""
+    """Adds an evaluation of each type to the config, named after the type; see `new`."""
     for type in types:
         config.evals[type] = new(type, **changes)
 
@@ -149,8 +149,8 @@ def named(config: ConfigDict) -> dict[str, ConfigDict]:
 def selected(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, ConfigDict]:
     """{name: section} of the evaluations to run.
 
-    tasks: their names, in the order wanted; None: those of `evals.tasks`. Raises InputError naming
-    the nearest one if one does not exist.
+    tasks: their names, in order; None = those of `evals.tasks`. Raises InputError, naming the
+    nearest one, for an unknown name.
     """
     sections = named(config)
     tasks = config.evals.tasks if tasks is None else tasks
@@ -161,8 +161,7 @@ def selected(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str
 
 
 def keys(config: ConfigDict) -> dict[str, Key]:
-    """{dotted key: Key} of all evaluations of a config. Raises InputError for one that is not
-    complete."""
+    """{dotted key: Key} of all evaluations of a config. Raises InputError for an incomplete one."""
     declared: dict[str, Key] = {}
     for name, section in named(config).items():
         path = f"evals.{name}"
@@ -187,9 +186,8 @@ def keys(config: ConfigDict) -> dict[str, Key]:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses names in `evals.tasks` that do not exist, empty lists of values to try, and data
-    that lack what an evaluation needs (of the training set, `follow.fit_to_data` looks). Raises
-    InputError."""
+    """Raises InputError for unknown names in `evals.tasks`, empty lists of values, and data without
+    what an evaluation needs (`follow.fit_to_data` checks the training set)."""
     tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
     tasks.check("evals.tasks", config.evals.tasks)
     for name, section in selected(config).items():
@@ -202,7 +200,7 @@ def check(config: ConfigDict) -> None:
             )
         declared = _keys_of(section.type)
         for entry, value in section.items():
-            # Where "none" is the default, it is a choice.
+            # An empty list is allowed if it is the default.
             if isinstance(value, tuple) and not value and declared[entry].default:
                 raise InputError(f"{path}.{entry} is empty; give at least one number")
         if section.data.kind == TRAINING:
@@ -224,7 +222,7 @@ def check(config: ConfigDict) -> None:
 
 
 def check_source(name: str, section: ConfigDict, opened: Any) -> None:
-    """Refuses an opened source that lacks what the evaluation `name` needs. Raises InputError."""
+    """Raises InputError if an opened source lacks what the evaluation `name` needs."""
     type = registry.get(section.type)
     if type.needs and not source.has(opened, type.needs):
         raise lacking(name, section, opened)
@@ -237,8 +235,8 @@ def check_source(name: str, section: ConfigDict, opened: Any) -> None:
 
 
 def numbered_alike(section: ConfigDict, train: Any, test: Any) -> tuple[Any, Any]:
-    """The two parts of a set with one number for a class where labels are numbered by what a part
-    holds, if `test` has no class that `train` lacks."""
+    """Gives each class the same number in both parts of a set whose kind numbers the classes of
+    each part by itself, unless `test` has a class that `train` lacks."""
     numbering = kinds.get(section.data.kind).classes
     if numbering == "declared":
         return train, test
@@ -246,17 +244,17 @@ def numbered_alike(section: ConfigDict, train: Any, test: Any) -> tuple[Any, Any
 
 
 def check_same_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:
-    """Refuses two parts of a set, labels numbered by what a part holds, of which the scored one has
-    a class that the other lacks. Raises InputError."""
+    """Raises InputError if the scored part of a set has a class that the other part lacks, where
+    each part numbers its own classes."""
     declared = kinds.get(section.data.kind).classes == "declared"
     if declared or registry.get(section.type).needs != "labels":
         return
-    ours, theirs = (set(subset.class_names(part) or ()) for part in (train, test))
-    if ours and theirs - ours:
+    trained, scored = (set(subset.class_names(part) or ()) for part in (train, test))
+    if trained and scored - trained:
         raise InputError(
             f"evals.{name}: the parts of {section.data.dir} have other classes (only"
-            f" {section.data.test_split} has {listed(sorted(theirs - ours))}, only"
-            f" {section.data.split} {listed(sorted(ours - theirs))}); only classes that are also"
+            f" {section.data.test_split} has {listed(sorted(scored - trained))}, only"
+            f" {section.data.split} {listed(sorted(trained - scored))}); only classes that are also"
             " trained on can be scored"
         )
 
@@ -272,15 +270,15 @@ def lacking(name: str, section: ConfigDict, opened: Any) -> InputError:
 
 
 def folder(config: ConfigDict, section: ConfigDict) -> str:
-    """Where an evaluation finds its images: without a `dir` of its own, where training does if the
-    kind of data is the same."""
-    same = section.data.kind == config.data.kind
-    return section.data.dir or (config.data.dir if same else "")
+    """The `data.dir` of an evaluation or, if that is empty and the kind of data is the same, of
+    training."""
+    same_kind = section.data.kind == config.data.kind
+    return section.data.dir or (config.data.dir if same_kind else "")
 
 
 def headings(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, str]:
-    """{score: heading} of the scores that stand for the evaluations, in their order; after the
-    evaluation's name where it is not that of its type."""
+    """{score: heading} of the evaluations' main scores, in order. A heading is prefixed by the
+    evaluation's name if that is not the type's."""
     result = {}
     for name, section in selected(config, tasks).items():
         heading = registry.get(section.type).heading

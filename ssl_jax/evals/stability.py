@@ -1,9 +1,8 @@
-"""Stability of content and location when an image is shifted or cropped (STELLAR figure 2), see
-`scores.stability`.
+"""How tokens ("what") and their maps ("where") change when an image is shifted or cropped (STELLAR
+figure 2), see `scores.stability`.
 
-For STELLAR the content ("what") is its sparse tokens S and the location ("where") its localization
-maps L: the tokens should stay the same and the maps move with the image. Other networks are
-measured with their image vector as the only token and their patch map as L.
+STELLAR's sparse tokens S should not change, and its localization maps L should move with the image.
+For other networks the image vector is the only token, and the patch map replaces L.
 """
 
 import dataclasses
@@ -39,8 +38,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     shifts: tuple[int, ...] = field(
         SHIFTS,
         "how far images are moved, within what data.size has more than crop (0: within as much"
@@ -60,7 +57,7 @@ class Settings:
 
 
 def parts(encoder: Any, images: np.ndarray) -> stability.Parts:
-    """Of a network with localization maps S and L, of any other its image vector and patches."""
+    """S and L of a network with localization maps; image vector and patches of other networks."""
     features, extras = adopt(encoder).with_extras(images)
     if "localization" in extras:
         return stability.Parts(*(np.asarray(extras[name]) for name in ("tokens", "localization")))
@@ -68,16 +65,16 @@ def parts(encoder: Any, images: np.ndarray) -> stability.Parts:
 
 
 def _measured(case: Case, settings: Settings) -> tuple[stability.Shifted, tuple[float, float]]:
-    """See `scores.stability.measured`. Raises InputError for images that are too small or few."""
+    """`scores.stability.measured` of a case. Raises InputError for images too small or too few."""
 
-    def function(images):  # with one shape for the network
+    def function(images):  # padded, so that the network has one shape
         rows = parts(case.network, filled(images, case.batch_size))
         return stability.Parts(*(x[: len(images)] for x in rows))
 
     try:
         return stability.measured(
             function,
-            case.batches(whole=True),  # with the margin
+            case.batches(whole=True),  # with the margin in which windows move
             shifts=settings.shifts,
             crops=settings.crops,
             scale=settings.scale,
@@ -90,14 +87,14 @@ def _measured(case: Case, settings: Settings) -> tuple[stability.Shifted, tuple[
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """In percent: `stability`, the cosine of matched tokens (of image vectors where there are none)
-    under shifts, mean over all above 0; `stability_where`, the relative Frobenius change of the
-    maps likewise; `stability_follows`, the same after the map is moved along, over whole patches;
-    `stability_crops`, the cosine of tokens of two random crops; `stability_other` and
-    `stability_crops_other`, these cosines for different images; and by pixels `stability_what_8`,
-    `stability_where_8`.
+    """Scores in percent, means over shifts above 0: `stability`, the cosine of matched tokens (or
+    image vectors); `stability_where`, the relative Frobenius change of the maps;
+    `stability_follows`, that change from maps moved with the image, over shifts by whole patches.
+    `stability_what_8` and `stability_where_8` are the first two for a shift of 8 pixels.
 
-    A network with the same features for all images is stable too: compare with `_other`.
+    `stability_crops` is the cosine of tokens of two random crops. `stability_other` and
+    `stability_crops_other` are the cosines for different images: compare with them, as a constant
+    output is stable too.
     """
     moved, pairs = case.cached("stability", lambda case: _measured(case, settings))
     values = stability.means(settings.shifts, moved, pairs)
@@ -105,7 +102,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Chart]:
-    """{"shifts": both curves against the shift}."""
+    """{"shifts": the cosine and the change of maps against the shift}."""
     moved, _ = case.cached("stability", lambda case: _measured(case, settings))
     shifts, other = settings.shifts, [moved.other] * len(settings.shifts)
     curves = (
@@ -119,7 +116,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Chart]:
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses shifts that move nothing. Raises InputError."""
+    """Raises InputError if all shifts are 0."""
     if max(settings.shifts) == 0:
         raise InputError(f"{name}.shifts is {settings.shifts}; give at least one above 0")
 

@@ -1,23 +1,23 @@
-"""The comparison of networks as text, and what is the best of several."""
+"""The comparison of networks as text, with the best score of each column."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-IMAGES = "_images"  # in results.json: of how many test images a score is the share
+IMAGES = "_images"  # key in results.json: {score: number of test images it is a share of}
 
 
 def standard_error(percent: float, images: int) -> float:
-    """The standard error of a share of this many images, in percent, with two more counted as right
-    and two more as wrong (Agresti and Coull 1998), so that it is not 0 at 0 and 100."""
+    """Standard error in percent of a share of images, with two correct and two wrong images added
+    (Agresti and Coull 1998), so that it is not 0 at 0 and 100."""
     right = (percent * images / 100 + 2) / (images + 4)
     return 100 * math.sqrt(max(right * (1 - right), 0) / images)
 
 
 def best(scores: Sequence[float], images: int = 0) -> tuple[float | None, str]:
-    """(The highest of some scores, its error as text). None if another is as high within the
-    standard error of the difference.
+    """(highest score, note on its standard error). The score is None if another one is as high
+    within the standard error of the difference.
 
-    images: number of test images of which the scores are shares, in percent; 0 = no shares.
+    images: number of test images, of which the scores are shares in percent; 0 = not shares.
     """
     first, *others = sorted(scores, reverse=True)
     if not images:
@@ -32,14 +32,14 @@ def comparison_table(
     headings: Mapping[str, str],
     images: Mapping[str, int] | None = None,
 ) -> str:
-    """Aligned text: one row per network, one column per score, the best of each column marked with
-    *, and the number of test images.
+    """Aligned text with one row per network and one column per score. * marks the best of a column;
+    the last lines give the numbers of test images and standard errors.
 
     Args:
       results: {row: scores}, e.g. {"untrained network": {...}, "raw pixels": {...}, "trained":
-        {...}}; a score that a row lacks shows "-".
+        {...}}; "-" stands for a missing score.
       headings: {score: heading} of the columns; scores that no row has are left out.
-      images: {score: number of test images that it is a share of}.
+      images: {score: number of test images of which it is a share}.
     """
     columns = {
         name: heading

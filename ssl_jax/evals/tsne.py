@@ -1,7 +1,5 @@
-"""t-SNE of image vectors: which images the network finds alike (SOP figures C.2 and C.3); and of
-patches: which parts of images, block by block (FLSL figure 4b).
-
-It is mainly a picture; its score says how far the picture can be trusted.
+"""t-SNE of image vectors (SOP figures C.2 and C.3) and, block by block, of patches (FLSL figure
+4b). The score is the trustworthiness of the picture of image vectors.
 """
 
 import dataclasses
@@ -29,8 +27,6 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     perplexity: float = field(30.0, "about how many neighbours a point has", above=1, most=10000)
     dimensions: int = field(2, "of the picture", least=2, most=3)
     patches: int = field(
@@ -44,7 +40,7 @@ class Settings:
 
 
 def _points(case: Case, settings: Settings) -> tuple[Extracted, np.ndarray]:
-    """The test images' vectors, and a point for each. Raises InputError for too few of them."""
+    """(features of the test images, a point for each). Raises InputError for too few images."""
     test = case.features("test", "image")
 
     def embedded(case):
@@ -58,14 +54,15 @@ def _points(case: Case, settings: Settings) -> tuple[Extracted, np.ndarray]:
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`tsne`: trustworthiness in percent: 100 where the neighbours in the picture are neighbours
+    """`tsne`, trustworthiness in percent: 100 if neighbours in the picture are also neighbours
     among the features (Venna & Kaski 2001, scikit-learn)."""
     test, points = _points(case, settings)
     return {"tsne": 100 * tsne.trust(test.image, points)}
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Scatter]:
-    """{"tsne": the test images as points, coloured by class where there are classes}."""
+    """{"tsne": the test images as points, coloured by class if they have labels; and pictures of
+    patches, see `_of_patches`}."""
     test, points = _points(case, settings)
     labels, names = test.labels, case.test.class_names
     classes = () if labels is None else np.unique(labels).tolist()
@@ -78,8 +75,8 @@ def figures(case: Case, settings: Settings) -> dict[str, Scatter]:
 
 
 def _of_patches(case: Case, settings: Settings, index: np.ndarray) -> dict[str, Scatter]:
-    """{"tsne_0": the patches of these test images before the blocks, "tsne_3": after the third,
-    ...}, without those that have no class."""
+    """{"tsne_0": patches of these test images before the first block, "tsne_3": after the third
+    block, ...}, without patches that have no class."""
     assert case.network.encoder is not None
     depth = zoo.vit_config(case.network.encoder.config.model).depth
     images = case.images(case.test, index)
@@ -90,21 +87,22 @@ def _of_patches(case: Case, settings: Settings, index: np.ndarray) -> dict[str, 
     for block, tokens in (features.layers or {}).items():
         patches = np.asarray(tokens.on_grid(*size))
         labels = patch_labels(masks, patches.shape[1:3], num_classes=num_classes(masks))
-        known = labels != IGNORE
+        labelled = labels != IGNORE
         points = tsne.embed(
-            patches[known],
-            perplexity=min(settings.perplexity, max(2.0, (known.sum() - 1) / 3)),
+            patches[labelled],
+            perplexity=min(settings.perplexity, max(2.0, (labelled.sum() - 1) / 3)),
             dimensions=settings.dimensions,
             seed=case.seed,
         )
-        legend = tuple((x, class_name(names, x)) for x in np.unique(labels[known]).tolist())
+        legend = tuple((x, class_name(names, x)) for x in np.unique(labels[labelled]).tolist())
         title = f"t-SNE of the patches of {len(images)} images, {similarity.title_of(block, depth)}"
-        drawn[f"tsne_{block + 1}"] = Scatter(title, points, labels[known], legend)
+        drawn[f"tsne_{block + 1}"] = Scatter(title, points, labels[labelled], legend)
     return drawn
 
 
 def _mask(case: Case, index: int, size: tuple[int, int]) -> np.ndarray:
-    """[H, W]: the mask of a test image, cut as the image is; its number where there is none."""
+    """The mask [H, W] of a test image, cropped like the image. Without one, it is filled with a
+    number derived from the index, so that patches are coloured by image."""
     mask = case.test[index].get("mask")
     if mask is None:
         return np.full(size, index % IGNORE, np.uint8)

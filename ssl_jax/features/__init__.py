@@ -1,1 +1,1 @@
-"""From records to vectors: a network's features of a data set, and where they are stored."""
+"""From records to vectors: computes a network's features of a data set and stores them."""

@@ -1,7 +1,7 @@
 """Features of the patches of boxes (FLSL tables 5, 6, 9, 11-14).
 
 The largest box of an image is divided into cells, 3 x 3 in the paper; the features of the patches
-at their centres stand for the image.
+at their centres represent the image.
 """
 
 from typing import Any, NamedTuple
@@ -19,11 +19,12 @@ _BELOW = 1e-3  # pixels
 
 
 class Sight(NamedTuple):
-    """How images are shown to the network, and how their boxes follow.
+    """How an image is resized and cropped for the network, and how its boxes are mapped.
 
-    patch: of the network. resize: the shorter side; 0: as stored. crop: 0: all of the image, cut to
-    a multiple of the patch. boxes: "exact", see `follow`, or "script", see `follow_script`. cells:
-    along each side of a box.
+    patch: patch size of the network, in pixels. resize: length of the shorter side, in pixels; 0
+    keeps the stored size. crop: side of the central square, in pixels; 0 keeps the whole image,
+    cropped to a multiple of the patch. boxes: "exact", see `follow`, or "script", see
+    `follow_script`. cells: number of cells along each side of a box.
     """
 
     patch: int
@@ -34,23 +35,23 @@ class Sight(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """Features of the boxes of N images, P of each."""
+    """Features at P points of one box in each of N images."""
 
     features: np.ndarray  # [N, P, d] float32
     labels: np.ndarray  # [N] int32
-    # [N] int64, record of the source
+    # [N] int64, numbers of the records
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
-    points: np.ndarray  # [N, P, 2] float32, (y, x) in 0..1 of the image that was seen
+    points: np.ndarray  # [N, P, 2] float32, (y, x) in 0..1 of the image after resizing and cropping
 
 
 def follow(
     boxes: ArrayLike, size: tuple[int, int], *, resize: int = 256, crop: int = 224
 ) -> np.ndarray:
-    """Boxes in an image whose shorter side is resized to `resize` and of which the central square
-    of `crop` pixels is kept, cut at its border.
+    """Maps boxes to an image whose shorter side is resized to `resize` and which is then cropped to
+    the central square of `crop` pixels. Boxes are clipped at the border of the crop.
 
-    boxes: [n, 4] (y, x, height, width) in the pixels of the original of `size` (height, width).
-    Returns the same as float64 [n, 4]; one that lies outside has no area.
+    boxes: [n, 4] (y, x, height, width) in pixels of the original image of `size` (height, width).
+    Returns the mapped boxes, float64 [n, 4]; a box outside the crop has no area.
     """
     y, x, side = decode.central_square(*size)
     scale, shift = resize / side, (resize - crop) // 2
@@ -60,15 +61,17 @@ def follow(
 def follow_script(
     boxes: ArrayLike, size: tuple[int, int], *, resize: int = 256, crop: int = 224
 ) -> np.ndarray:
-    """As `follow`, but like FLSL's script: as if the image were squeezed to `resize` x `resize`."""
+    """Like `follow`, but as in FLSL's script: maps the boxes as if the image were squeezed to
+    `resize` x `resize`."""
     shift = (resize - crop) // 2
     return _mapped(boxes, (resize / size[0], resize / size[1]), (shift, shift), (crop, crop))
 
 
 def _mapped(boxes, scale, shift, window):
-    """Boxes times `scale` minus `shift` (for y and x), cut to 0..window; what lies beyond ends just
-    before the window does, as in FLSL's script, so that the middle of a whole image belongs to the
-    patch above and to the left of it."""
+    """Multiplies boxes by `scale`, subtracts `shift` (each (y, x)) and clips them to 0..window.
+
+    A corner beyond the window is moved just inside it, as in FLSL's script, so that the centre of a
+    box around the whole image belongs to the patch above and to the left of it."""
     boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
     corner = boxes[:, :2] * scale - shift
     opposite = corner + boxes[:, 2:] * scale
@@ -78,7 +81,7 @@ def _mapped(boxes, scale, shift, window):
 
 
 def centres(box: ArrayLike, cells: int = 3) -> np.ndarray:
-    """Centres (y, x) of the cells x cells parts of a box (y, x, height, width): float64
+    """Centres (y, x) of the cells x cells grid over a box (y, x, height, width): float64
     [cells**2, 2], row by row."""
     y, x, height, width = np.asarray(box, np.float64)
     part = (np.arange(cells) + 0.5) / cells
@@ -87,19 +90,17 @@ def centres(box: ArrayLike, cells: int = 3) -> np.ndarray:
 
 
 def patches_at(points: ArrayLike, patch: int, grid: tuple[int, int]) -> np.ndarray:
-    """The patch whose centre is nearest to each point (y, x): int64 [n] into the h * w patches.
-
-    That is the patch which contains the point; points on or beyond the last border belong to the
-    last patch.
-    """
+    """Index of the patch that contains each point (y, x): int64 [n] into the h * w patches. Points
+    on or beyond the last border belong to the last patch."""
     places = np.floor(np.asarray(points) / patch).astype(np.int64)
     rows, columns = np.clip(places, 0, np.asarray(grid) - 1).T
     return rows * grid[1] + columns
 
 
 def seen(record: dict, sight: Sight, name: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """The boxes [n, 4] of a record in the image that the network sees, and that image. Raises
-    InputError for boxes of another shape, or an image smaller than the crop."""
+    """Resizes and crops the image of a record and maps its boxes: (boxes [n, 4], image).
+
+    Raises InputError for boxes of another shape, or an image smaller than the crop."""
     image, stored = record["image"], np.asarray(record.get("boxes", ()), np.float64)
     if stored.size % 4 or not np.isfinite(stored).all() or (stored.reshape(-1, 4)[:, 2:] < 0).any():
         raise InputError(
@@ -118,7 +119,7 @@ def seen(record: dict, sight: Sight, name: str = "") -> tuple[np.ndarray, np.nda
 
 
 def _label(record, box, name):
-    """The class of a record: its own, or that of the box."""
+    """The label of a record or, where it has none, the label of the given box."""
     if record.get("label") is not None:
         return int(record["label"])
     of_boxes = record.get("box_labels", record.get("labels"))
@@ -140,17 +141,17 @@ def select(
     batch_size: int,
     shared: bool = True,
 ) -> Selected:
-    """Features of the largest box of each image that has one; of several boxes the one that shows
-    most after resizing and cropping counts. Records that cannot be read are left out.
+    """Features of the box with the largest area after resizing and cropping, for each image that
+    has a box. Records that cannot be read are left out.
 
-    source: records as they are stored, see `Prepared.unresized`. shared: see `features.extract`.
+    source: records of the stored size, see `Prepared.unresized`. shared: see `features.extract`.
 
-    Raises InputError where no record has a box, or one has neither a label nor one for its boxes.
+    Raises InputError if no record has a box, or if neither a record nor its boxes have a label.
     """
-    mine = distributed.share(np.asarray(indices, np.int64), shared)
+    records = distributed.share(np.asarray(indices, np.int64), shared)
 
     def cut(row, record):
-        name = source.name(int(mine[row]))
+        name = source.name(int(records[row]))
         boxes, image = seen(record, sight, name)
         areas = boxes[:, 2] * boxes[:, 3]
         if len(areas) and areas.max():
@@ -162,9 +163,9 @@ def select(
             yield View((row, label, points / image.shape[:2], places), windows.unit(image))
 
     rows = {}
-    stream = derived.encoded(network, source, mine, cut, batch_size=batch_size)
+    stream = derived.encoded(network, source, records, cut, batch_size=batch_size)
     for (row, label, points, places), patches in stream:
-        rows[row] = patches.reshape(-1, patches.shape[-1])[places], label, mine[row], points
+        rows[row] = patches.reshape(-1, patches.shape[-1])[places], label, records[row], points
     types = np.float32, np.int32, np.int64, np.float32
     in_order = [rows[row] for row in sorted(rows)]
     columns = [np.array([x[i] for x in in_order], kind) for i, kind in enumerate(types)]

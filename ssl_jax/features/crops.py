@@ -1,4 +1,4 @@
-"""Random crops of an evaluation's training images, for heads that are trained on them."""
+"""Random crops of an evaluation's training images, on which heads are trained."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,16 +18,15 @@ _GROUP = "crop"
 
 
 def check(name: str, scale: Sequence[float]) -> None:
-    """Refuses a crop_scale of that evaluation which is neither a range nor (). Raises
-    InputError."""
+    """Raises InputError if the crop_scale of evaluation `name` is neither a range nor ()."""
     scale = tuple(scale)
     if len(scale) not in (0, 2) or tuple(sorted(scale)) != scale:
         raise InputError(f"{name}.crop_scale is {scale}; use (least, largest) or ()")
 
 
 def drawn(image: np.ndarray, size: int, scale: Sequence[float], seed: Sequence[int]) -> np.ndarray:
-    """A RandomResizedCrop of an image, mirrored half of the time: float32 [size, size, C] in
-    [0, 1]. scale: as in `batches`; seed: of the draw."""
+    """A RandomResizedCrop of an image, flipped with probability 1/2: float32 [size, size, C] in
+    [0, 1]. scale: see `batches`. seed: determines crop and flip."""
     rng = np.random.default_rng(list(seed))
     box = boxes.random_resized_crop(rng, *image.shape[:2], scale=(scale[0], scale[1]))
     return unit(crops.crop_host(image, box, size, bool(rng.random() < 0.5)))
@@ -43,14 +42,15 @@ def batches(
     epochs: int,
     seed: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """RandomResizedCrop and flip of the given records, epoch after epoch in random order.
+    """Batches of RandomResizedCrop and flip of records, shuffled in each epoch.
 
     Args:
+      indices: numbers of the records.
       size: side of a crop, in pixels. scale: (least, largest) share of the image's area.
       batch_size: limited to the number of records; the last partial batch of an epoch is dropped.
 
     Yields:
-      images [b, size, size, 3] float32 in [0, 1], and [b] int64, which of `indices` they are.
+      images [b, size, size, 3] float32 in [0, 1], and their places in `indices`, [b] int64.
     """
     group = GroupRecipe(count=1, size=size, scale=scale, patch=1)
     part, batch_size = Subset(source, indices), min(batch_size, len(indices))
@@ -71,10 +71,10 @@ def batches(
 def stream(
     network: Network, source: Any, records: np.ndarray, *, tokens: str, layers: int, **how: Any
 ) -> Callable[[np.ndarray], Iterator[tuple[jax.Array, np.ndarray]]]:
-    """The function from places in `records` [k] to batches of (features [b, d] of crops of these
-    records, which of the k they are [b]).
+    """A function from places in `records`, [k], to batches of crops of these records: (features
+    [b, d], indices [b] into the k places).
 
-    tokens, layers: see `Network.read`. how: see `batches`.
+    tokens, layers: see `Network.read`. how: arguments of `batches`.
     """
     spread = on_all_devices(network)
 

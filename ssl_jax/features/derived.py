@@ -1,4 +1,4 @@
-"""Features of images that are made from records: cut out, scaled, or resized."""
+"""Features of images that are cropped, scaled or resized from records."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,7 +22,8 @@ def encoded(
     layers: int = 1,
     batch_size: int,
 ) -> Iterator[tuple[Any, np.ndarray]]:
-    """(what, features) of each view of the records, by a network on all devices of the process.
+    """Encodes views of the records on all devices of the process; yields (`View.what`, features)
+    of each view.
 
     cut: (row, record) -> views, see `feed.feed`. kind, layers: see `Network.read`.
     """
@@ -34,8 +35,7 @@ def encoded(
 
 
 class Needed:
-    """A source of which every record is needed: one that cannot be read raises InputError, which
-    begins with `why`."""
+    """A source that raises InputError, beginning with `why`, for records that cannot be read."""
 
     def __init__(self, source: Any, why: str):
         self._source, self._why = source, why
@@ -48,12 +48,12 @@ class Needed:
 
 
 def gather_rows(columns: Sequence[np.ndarray], shared: bool) -> list[np.ndarray]:
-    """Rows of all processes where they share the work. A process without rows cannot know their
-    shape: it is that of the others."""
+    """Gathers the rows of all processes if they share the work. A process without rows takes their
+    shape from the others."""
     if not shared:
         return list(columns)
-    every = distributed.gather_json([(len(rows), rows.shape[1:]) for rows in columns])
-    shapes = [next((s for count, s in entries if count), ()) for entries in zip(*every)]
+    gathered = distributed.gather_json([(len(rows), rows.shape[1:]) for rows in columns])
+    shapes = [next((s for count, s in entries if count), ()) for entries in zip(*gathered)]
     return [
         distributed.gather_rows(rows.reshape(len(rows), *shape))
         for rows, shape in zip(columns, shapes)

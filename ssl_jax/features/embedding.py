@@ -1,4 +1,4 @@
-"""A data set as vectors: what `ssl_jax.embed` and `ssl-jax embed` write, see `formats`."""
+"""Embeds a data set, for `ssl_jax.embed` and `ssl-jax embed`; `formats` writes the files."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from ssl_jax.features.network import on_all_devices
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.ops import devices
 
-# What an image becomes, as people name it, and as `features.tokens` does.
+# {name of a vector in `embed`: its name in `features.tokens`}
 TOKENS = {
     "image": "image",
     "cls": "cls",
@@ -35,16 +35,16 @@ TOKENS = {
     "sparse": kinds.SPARSE_TOKENS,
 }
 DTYPES = ("float32", "float16")
-_BYTES = 2**28  # of features in a part
-_NAME = "{:012d}"  # of a part: its first image
+_BYTES = 2**28  # of features in a part, at most
+_NAME = "{:012d}"  # of a part, from its first image
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which vectors of which images.
+    """Which vectors of which images are computed.
 
-    tokens: {name of an array: kind of token, see `features.tokens`}. layers: see there. batch_size:
-    images of a forward pass. dtype: of the vectors.
+    tokens: {name of an array: kind of token, see `features.tokens`}. layers: number of last blocks,
+    see there. batch_size: images in a forward pass. dtype: of the vectors.
     """
 
     encoder: Encoder
@@ -56,12 +56,12 @@ class Plan:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """What people call the images; once, because some sets are read whole to know it."""
+        """Names of the images. Cached, because some sets must be read whole to list them."""
         return _names(self.source)
 
     @functools.cached_property
     def described(self) -> dict[str, Any]:
-        """What the result depends on, as JSON."""
+        """Everything the result depends on, as JSON values."""
         return dict(
             network=self.encoder.digest,
             data=repr(self.source),
@@ -73,7 +73,7 @@ class Plan:
         )
 
     def images_of_a_part(self) -> int:
-        """So many that a part is small beside memory, and no batch is cut in two."""
+        """Number of images in a part: whole batches, and few enough to fit in memory."""
         shape = self.encoder.shape
         patches = (shape.image_size // shape.patch) ** 2
         vectors = sum(patches if kind == kinds.DENSE else 1 for kind in self.tokens.values())
@@ -81,10 +81,13 @@ class Plan:
         return self.batch_size * min(max(batches, 1), max(4096 // self.batch_size, 1))
 
     def compute(self, start: int, stop: int, folder: Path | None = None) -> dict[str, np.ndarray]:
-        """The part of images start to stop: of n readable ones "index" [n], "names" [n], "sizes"
-        [n, 2] (height and width as stored), "labels" [n] where there are any, each kind of vector
-        [n, ...], patches as rows [sum of h * w, d] beside "patches_shapes" [n, 2]; "skipped", names
-        of the others. folder: for the files of the arrays, see `store.allocate`."""
+        """Computes the part of images start to stop.
+
+        Of the n readable images it has "index" [n], "names" [n], "sizes" [n, 2] (stored height and
+        width), "labels" [n] if the set has labels, and each kind of vector [n, ...]. Patches are
+        rows [sum of h * w, d] with "patches_shapes" [n, 2]. "skipped" names the unreadable images.
+
+        folder: holds the files of the arrays, see `store.allocate`."""
         rows, skipped = encode(
             on_all_devices(self.encoder),
             self.source,
@@ -97,7 +100,7 @@ class Plan:
             folder=folder,
         )
         index = rows["index"]
-        # Absent where no image of the part can be read.
+        # Missing if no image of the part can be read.
         vectors = {name: rows.pop(name) for name in self.tokens if name in rows}
         check_finite(vectors, index, self.source)
         stored = self.source.unresized
@@ -114,8 +117,8 @@ class Plan:
         return part
 
     def parts(self, folder: Path | None = None) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-        """(images done, part) of all parts in their order; those that are entries of the folder are
-        not computed, and the others become such."""
+        """Yields (images done, part) for all parts in order. With a folder, parts that are stored
+        there are read, and the others are computed and stored."""
         count, step = len(self.source), self.images_of_a_part()
         for start in range(0, count, step):
             stop = min(start + step, count)
@@ -132,7 +135,7 @@ class Plan:
             yield stop, part
 
     def remove(self, folder: Path) -> None:
-        """Removes the entries of all parts, and the folder if nothing else is in it."""
+        """Removes the entries of all parts, and the folder if it is empty then."""
         for start in range(0, len(self.source), self.images_of_a_part()):
             name = _NAME.format(start)
             store.Entry(folder / name, self.described).remove()
@@ -142,7 +145,7 @@ class Plan:
             folder.rmdir()
 
     def whole(self, parts: Sequence[Mapping[str, np.ndarray]]) -> formats.Vectors:
-        """All parts as one. Raises InputError where no image can be read."""
+        """Joins all parts. Raises InputError if no image can be read."""
         read = [part for part in parts if len(part["index"])]
         if not read:
             raise InputError(f"no readable image in {self.source}")
@@ -169,9 +172,10 @@ def plan(
     batch_size: int | None = None,
     dtype: str = "float32",
 ) -> Plan:
-    """What is to be computed; see `ssl_jax.embed`. Raises InputError for what cannot be."""
+    """The plan of an embedding; arguments as in `ssl_jax.embed`. Raises InputError for values out
+    of range."""
     if batch_size is None:
-        # What a block makes of 16 images of 224 px stays in a CPU's cache: 1.3 x as fast as 64.
+        # A block's activations of 16 images of 224 px fit in a CPU's cache: 1.3 x as fast as 64.
         batch_size = 16 if devices.platform() == "cpu" else 64
     for name in tokens:
         check_choice("tokens", name, TOKENS)
@@ -186,9 +190,9 @@ def plan(
 
 
 def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored:
-    """The source of `data`: a folder of images, a mapping with the keys of a `data` section, an
-    array of images or a source; see `ssl_jax.embed`. Raises InputError for a set of several parts
-    of which none is named."""
+    """Opens `data`: a folder of images, a mapping with the keys of a `data` section, an array of
+    images or a source; see `ssl_jax.embed`. Raises InputError if the set has several parts and
+    `data` names none."""
     share = monitored.SHARE
     if isinstance(data, str | Path):
         data = source_lib.at(str(data), encoder.config.get("data"))
@@ -206,7 +210,7 @@ def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored
 
 
 def _check_parts(data: Mapping) -> None:
-    """Refuses a set on this disk that has parts, if none is named: its first is not all of it."""
+    """Refuses a set with several parts if none is named, as the default is only the first part."""
     section = config_lib.build(source_lib.defaults())
     section.update({name: value for name, value in data.items() if name in section})
     if data.get("split") or section.kind in source_lib.EMBEDDED:
@@ -220,7 +224,7 @@ def _check_parts(data: Mapping) -> None:
 
 
 def in_memory(plan: Plan) -> dict[str, np.ndarray]:
-    """All arrays of an embedding."""
+    """Computes an embedding: {name: array}."""
     plan.source.look()
     return plan.whole([part for _, part in plan.parts()]).joined()
 
@@ -230,11 +234,10 @@ def to_file(
 ) -> Path:
     """Writes an embedding to one file, part after part; returns its path.
 
-    What is done lies in a folder beside it, OUT.parts, from which the same call goes on, and which
-    is gone when the file is there.
+    Finished parts are stored in the folder OUT.parts next to the file. After an interruption the
+    same call resumes from them; the folder is removed once the file is written.
 
-    progress: is told after each part how many images of how many are done, and how many of the
-      part are left out.
+    progress: called after each part with (images done, all images, unreadable images of the part).
     """
     out = local(out)
     write = formats.writer(out)
@@ -244,7 +247,7 @@ def to_file(
         raise InputError(f"{out}: the folder {out.parent} does not exist; create it")
     folder = out.with_name(out.name + ".parts")
     if not folder.exists():
-        plan.source.look()  # before anything is written
+        plan.source.look()  # refuses unreadable images before anything is written
     else:
         names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
         if names and _NAME.format(0) not in names:
@@ -255,7 +258,7 @@ def to_file(
     for stop, part in plan.parts(folder):
         if progress is not None:
             progress(stop, len(plan.source), len(part["skipped"]))
-    temporary = folder / (out.name + ".part")  # beside `out` such a file may be somebody's
+    temporary = folder / (out.name + ".part")  # next to `out` it could overwrite a user's file
     try:
         write(temporary, plan.whole([part for _, part in plan.parts(folder)]))
         temporary.replace(out)
@@ -267,9 +270,9 @@ def to_file(
 
 
 def _names(source) -> list[str]:
-    """Of all records: where the source has relative paths, those."""
+    """Names of all records: relative paths where the source has them."""
     names = source.unresized.list_names() or map(source.name, range(len(source)))
-    # File names may be bytes that are no text.
+    # File names may contain bytes that are not valid text.
     return [os.fsencode(name).decode(errors="backslashreplace") for name in names]
 
 

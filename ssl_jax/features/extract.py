@@ -1,5 +1,5 @@
-"""Features of a data set from a frozen network: decoded ahead, encoded in batches of one shape, put
-into rows."""
+"""Extracts features of a data set with a frozen network: threads decode ahead, batches of one shape
+are encoded, and their features are put into rows."""
 
 import contextlib
 import hashlib
@@ -26,15 +26,15 @@ _NONE = -2  # in place of the label of a record that has none
 
 
 class Extracted(NamedTuple):
-    """Features and truth of N images, on the host. What was not asked for or does not exist is
-    None. Where the images differ in size, patches and masks are `store.Grids` instead of arrays.
+    """Features and ground truth of N images, on the host. A field that was not requested or does
+    not exist is None. If the images differ in size, patches and masks are `store.Grids`.
     """
 
     image: Any  # [N, d] float32
     patches: Any  # [N, h, w, d] float32
     labels: Any  # [N] int32
     masks: Any  # [N, H, W] uint8, 255 = ignore; cropped like the images
-    # [N] int64, record of the source each row came from
+    # [N] int64, number of the record each row belongs to
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
     num_classes: int | None  # of the labels
     skipped: tuple[str, ...]  # names of the records that could not be read
@@ -57,32 +57,33 @@ def extract(
 ) -> Extracted:
     """Runs a network over records of `source`, on all devices of the process.
 
-    Several processes share the records out, and all get all rows. Every call has ONE batch shape
-    (the last batch is padded), so the network is compiled once. The source resizes (its `size`:
-    short side, then centre crop); `crop` and `multiple` only cut borders off, from image and mask
-    alike: the protocol "resize to 256, centre crop 224" is a source of size 256 with crop=224.
-    Images of different sizes are put into batches by shape; each shape is compiled by itself.
+    Several processes divide the records among them, and all of them return all rows. All batches
+    have one shape (the last one is padded), so the network is compiled once. Images of different
+    sizes are batched by shape, and each shape is compiled once. The source resizes (its `size`:
+    short side, then centre crop); `crop` and `multiple` only crop the borders of image and mask:
+    the protocol "resize to 256, centre crop 224" is a source of size 256 with crop=224.
 
     Args:
       network: an Encoder, or any function of images, see `features.network`.
       source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`,
         `s.name(i)`, `s.size`, `s.num_classes`.
-      batch_size: images per call.
-      indices: which records, in which order; None: all of them.
-      image, patches: which features to keep.
+      batch_size: images in a forward pass.
+      indices: numbers of the records, in the order of the rows; None = all.
+      image, patches: whether these features are returned.
       token, layers: which vectors, see `Network.read`.
-      crop: side of the square kept from the centre, in pixels; 0: everything.
-      multiple: height and width are cut to a multiple of this (the patch size), around the centre.
-      shared: whether all processes call this, each for its share; False: this one by itself.
-      cache: folder in which features are kept for the next time and found again; "" = none.
+      crop: side of the central square that is kept, in pixels; 0 = the whole image.
+      multiple: height and width are cropped to a multiple of this (the patch size), around the
+        centre.
+      shared: whether all processes make this call and divide the records; False = only this one.
+      cache: folder in which features are stored, and from which later calls read them; "" = none.
 
     Returns:
       Extracted, one row per readable record; unreadable ones are left out and named in `skipped`.
-      Arrays too large for memory are files.
+      Arrays too large for memory are memory-mapped files.
 
     Raises:
-      InputError: nothing is readable, an image is smaller than the crop or a patch, a feature is
-        not finite, only some of the records have a label (or a mask), the network lacks such
+      InputError: no record is readable, an image is smaller than the crop or a patch, a feature is
+        not finite, only some of the records have a label (or a mask), the network lacks the
         tokens, or the cache holds features of other images.
     """
     network, source = adopt(network), base.adopt(source)
@@ -95,7 +96,7 @@ def extract(
     alone = not shared or jax.process_count() == 1
     kinds = ({"image": token} if image else {}) | ({"patches": tokens.DENSE} if patches else {})
     with contextlib.ExitStack() as stack:
-        # With several processes each has a part of the rows: they are kept when they are joined.
+        # Several processes hold a part of the rows each; the gathered rows are stored below.
         folder = stack.enter_context(entry.new()) if entry and alone else None
         rows, skipped = encode(
             on_all_devices(network),
@@ -137,11 +138,11 @@ def encode(
     masks: bool = True,
     folder: Path | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Features and truth of records of this process: ({"index", "labels", "masks" and features as
-    arrays or Grids}, names of what cannot be read).
+    """Encodes records of this process: ({"index", "labels", "masks" and features as arrays or
+    Grids}, names of the unreadable records).
 
-    kinds: {name of the features: kind of token}; others: see `extract`. masks: whether they are
-    kept. folder: for the files of the arrays, see `store.allocate`.
+    kinds: {name of the features: kind of token}. masks: whether masks are returned. folder: holds
+    the files of the arrays, see `store.allocate`. Other arguments: see `extract`.
     """
     sizes = _sizes(source, records, crop, multiple)
     table = store.Table(sizes, folder)
@@ -187,39 +188,39 @@ def encode(
 
 
 def _sizes(source, records, crop, multiple):
-    """[N, 2]: height and width of what is kept of each record."""
+    """Height and width of each record after cropping, [N, 2]."""
     size = source.size or ((crop, crop) if crop else None)
     if size is not None:
         return np.tile(window(size, crop, multiple).size, (len(records), 1))
     sizes = np.zeros((len(records), 2), np.int64)
     for row, i in enumerate(map(int, records)):
-        # An unreadable record keeps 0 x 0: it is met again, and named, when it is read.
+        # An unreadable record keeps 0 x 0; it is reported when it is read for encoding.
         with contextlib.suppress(Unreadable):
             sizes[row] = window(source.shape(i), 0, multiple, source.name(i)).size
     return sizes
 
 
 def _check(record: Mapping[str, Any], name: str) -> None:
-    """Refuses a label that is no class, and values outside [0, 1]. Raises InputError."""
+    """Raises InputError for a label that is not a class number, or pixels outside [0, 1]."""
     label = record.get("label")
     if label is not None and (label != int(label) or not -1 <= label < 2**31):
         raise InputError(f"{name} has the label {label}, which is not a class")
     check_range(record["image"], name)
 
 
-def _all_or_none(name: str, there: np.ndarray, source: Any) -> bool:
-    """Whether all records have such a value; InputError if only some have."""
-    if there.any() and not there.all():
+def _all_or_none(name: str, has: np.ndarray, source: Any) -> bool:
+    """Whether all records have the value `name`. Raises InputError if only some have it."""
+    if has.any() and not has.all():
         raise InputError(
-            f"{(~there).sum()} of {len(there)} records of {source} have no {name}; give all of them"
+            f"{(~has).sum()} of {len(has)} records of {source} have no {name}; give all of them"
             " one, or none"
         )
-    return bool(there.any())
+    return bool(has.any())
 
 
 def check_finite(features: Mapping[str, Any], index: np.ndarray, source: Any) -> None:
-    """Refuses features that are not finite, image by image, since they may be a file. Raises
-    InputError."""
+    """Raises InputError for features that are not finite. Reads them image by image, because they
+    may be a file larger than memory."""
     for name, values in features.items():
         bad = [i for i, row in enumerate(values) if not np.isfinite(row).all()]
         if bad:
@@ -230,19 +231,19 @@ def check_finite(features: Mapping[str, Any], index: np.ndarray, source: Any) ->
 
 
 def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
-    """Rows and names of all processes. Which rows there are is told first: a process without
-    readable records has no shapes, and all must take the same way."""
+    """Gathers the rows and the names of skipped records of all processes. Shapes are gathered
+    first, because a process without readable records has none, yet must join each gather."""
     flat = store.flat(rows)
     shapes = {name: (x.shape[1:], str(x.dtype)) for name, x in flat.items()}
-    every = distributed.gather_json(
+    gathered = distributed.gather_json(
         {"shapes": shapes, "count": len(flat["index"]), "skipped": skipped}
     )
     all_shapes: dict = {}
-    for one in every:
-        all_shapes |= one["shapes"]
-    some = [one["shapes"].keys() for one in every if one["count"]]
-    if any(names != all_shapes.keys() for names in some):
-        partly = all_shapes.keys() - set.intersection(*map(set, some))
+    for part in gathered:
+        all_shapes |= part["shapes"]
+    names_of_parts = [part["shapes"].keys() for part in gathered if part["count"]]
+    if any(names != all_shapes.keys() for names in names_of_parts):
+        partly = all_shapes.keys() - set.intersection(*map(set, names_of_parts))
         raise InputError(
             f"only some records have {', '.join(sorted(partly))}; give all of them, or none"
         )
@@ -250,7 +251,7 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
         name: distributed.gather_rows(flat.get(name, np.empty((0, *shape), dtype)))
         for name, (shape, dtype) in sorted(all_shapes.items())
     }
-    return store.folded(joined), [name for one in every for name in one["skipped"]]
+    return store.folded(joined), [name for part in gathered for name in part["skipped"]]
 
 
 def _extracted(rows, skipped, source):
@@ -259,8 +260,7 @@ def _extracted(rows, skipped, source):
 
 
 def _entry(network, source, cache, indices, choice):
-    """The entry of an extraction in the cache; None without a folder, or for a network that cannot
-    be told from another one."""
+    """The cache entry of an extraction; None without a folder, or for a network without digest."""
     if not cache or not network.digest:
         return None
     key = {
@@ -274,17 +274,17 @@ def _entry(network, source, cache, indices, choice):
 
 
 def _digest(source: Any, i: int) -> str:
-    """What tells an image from another of the same name; "" where it cannot be read."""
+    """Hash of the pixels of a record; "" if it cannot be read."""
     try:
         return hashlib.sha256(np.ascontiguousarray(source[i]["image"]).tobytes()).hexdigest()
     except Unreadable:
         return ""
 
 
-def _check_images(entry: store.Entry, stored: Mapping[str, str], source: Any) -> None:
-    """Refuses an entry of other images than the source's, of which `stored` has some digests by
-    record. Raises InputError."""
-    for i, digest in stored.items():
+def _check_images(entry: store.Entry, digests: Mapping[str, str], source: Any) -> None:
+    """Raises InputError if the source's images have changed since the entry was stored. stored:
+    {record: digest} of some images of the entry."""
+    for i, digest in digests.items():
         if _digest(source, int(i)) != digest:
             raise InputError(
                 f"evals.cache: {entry.path} holds features of other images ({source.name(int(i))}"

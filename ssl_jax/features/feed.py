@@ -1,11 +1,11 @@
-"""From records to batches for a network: read ahead by threads, cut, and grouped by shape.
+"""From records to batches: threads read and crop ahead, and views are grouped by shape.
 
     batches = feed(source, records, lambda row, record: [View(row, record["image"])], 64)
     for views, features in encoded(read, by_shape(batches, 64)):
         ...
 
 `feed` leaves out records that cannot be read; a `monitored.Monitored` source warns of each of
-them and refuses more than a share. `ahead` and `readable` are for views that are drawn at random.
+them and refuses more than a given share. `ahead` and `readable` serve views drawn at random.
 """
 
 import collections
@@ -25,10 +25,10 @@ from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.features import windows
 
-_THREADS = min(16, 4 + (os.cpu_count() or 1))  # some wait for a disk while others decode
+_THREADS = min(16, 4 + (os.cpu_count() or 1))  # more than cores: some wait for the disk
 _PATIENCE = 1.0  # seconds to wait for a thread once its result is no longer needed
 _AHEAD = 2  # batches that are read while the device is busy
-_WAITING = 8  # batches of images that wait for others of their shape
+_WAITING = 8  # batches' worth of views that may wait for others of their shape
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,22 +36,22 @@ Plan = Sequence[tuple[np.ndarray, int]]  # (rows, images to fill up to) of each 
 
 
 class View(NamedTuple):
-    """What a network sees of a record."""
+    """An image for the network, made from a record."""
 
-    what: Any  # which one it is, and what else the reader of its features needs
+    what: Any  # identifies the view; passed on with its features
     image: np.ndarray  # [H, W, 3] float32 in [0, 1], sides multiples of the patch
 
 
 class Batch(NamedTuple):
-    """Views of some records, and which records could not be read."""
+    """Views of some records, and the records that could not be read."""
 
     views: list
-    size: int  # images that it is filled up to
+    size: int  # number of images after padding
     skipped: list[int]
 
     @property
     def images(self) -> np.ndarray:
-        """[size, H, W, 3], the last one repeated; of views of one shape."""
+        """Images [size, H, W, 3] of views of one shape, padded with copies of the last one."""
         return windows.filled(np.stack([view.image for view in self.views]), self.size)
 
 
@@ -63,13 +63,13 @@ def feed(
     *,
     plan: Plan | None = None,
 ) -> Iterator[Batch]:
-    """The views of records, batch after batch in their order; threads read and cut ahead.
+    """Batches of views of records, in order; threads read records and call `cut` ahead.
 
     Args:
       records: numbers of records of the source.
       cut: (row, record) -> views of the record, none to leave it out; `row` is its place in
         `records`. Called by threads.
-      size: records of a batch, in their order. plan: other batches, see `planned`.
+      size: records in a batch. plan: which rows form a batch, see `planned`; overrides `size`.
 
     Yields:
       a Batch for each batch of records, without those that cannot be read.
@@ -92,8 +92,8 @@ def feed(
 
 
 def planned(shapes: np.ndarray, size: int) -> Plan:
-    """The plan of a feed of images whose shapes [n, 2] are known: batches of one shape each, rows
-    in order."""
+    """The plan for images of known shapes [n, 2]: each batch has one shape and its rows in
+    order."""
     plan = []
     different, kinds = np.unique(shapes, axis=0, return_inverse=True)
     for kind in range(len(different)):
@@ -109,11 +109,12 @@ def by_shape(
     size: int,
     shape: Callable[[View], Any] = lambda view: view.image.shape,
 ) -> Iterator[Batch]:
-    """The views of a feed in batches of `size`, of one shape each, as they come.
+    """Regroups the views of a feed into batches of one shape each.
 
-    The last batch of a shape is filled up to `size`, to a power of two if the shape is rare, so
-    that few programs are compiled. Views wait until there are `size` of their shape, or eight
-    batches of all shapes, so with several shapes the order changes; with one it does not.
+    A batch is complete with `size` views. The last batch of a shape is padded to `size`, or to a
+    power of two if the shape is rare, so that few programs are compiled. If `_WAITING * size`
+    views of all shapes wait, the largest group is yielded. So with several shapes the order of
+    views changes; with one it does not.
     """
     waiting: dict[Any, list] = {}
     often = set()
@@ -128,21 +129,22 @@ def by_shape(
         if len(waiting[key]) == size:
             often.add(key)
             yield group(key)
-        elif sum(map(len, waiting.values())) >= _WAITING * size:  # memory is limited
+        elif sum(map(len, waiting.values())) >= _WAITING * size:  # bounds memory
             yield group(max(waiting, key=lambda other: len(waiting[other])))
     for key in list(waiting):
         yield group(key)
 
 
 def _power(count, most):
-    """The power of two that a rare shape's batch is filled up to."""
+    """The power of two to which the batch of a rare shape is padded."""
     return min(most, 1 << (count - 1).bit_length())
 
 
 def encoded(
     read: Callable[[np.ndarray], Any], batches: Iterable[Batch]
 ) -> Iterator[tuple[list[View], Any]]:
-    """(views, their features on the host) of each batch that has any, of views of one shape.
+    """Encodes batches of one shape each; yields (views, their features on the host) of each batch
+    with views.
 
     read: images [B, H, W, 3] -> features [B, ...], an array or a tree of them, see `Network.read`.
     """
@@ -154,8 +156,7 @@ def encoded(
     for batch in batches:
         if batch.views:
             started = batch.views, read(batch.images)
-            # The device works on this batch while the host is busy with the one before and the
-            # next.
+            # The device computes this batch while the host handles the previous and the next one.
             if pending is not None:
                 yield on_host(*pending)
             pending = started
@@ -164,8 +165,8 @@ def encoded(
 
 
 def readable(source: Any, records: Sequence[int] | np.ndarray, row: int) -> Any:
-    """The record in that place of `records`, or the next that can be read, for a random draw.
-    Raises InputError if none can."""
+    """The record at place `row` of `records`, or the next one that can be read. Raises InputError
+    if none can be read."""
     for step in range(len(records)):
         with contextlib.suppress(Unreadable):
             return source[int(records[(int(row) + step) % len(records)])]
@@ -175,11 +176,11 @@ def readable(source: Any, records: Sequence[int] | np.ndarray, row: int) -> Any:
 def ahead(
     function: Callable[[Item], Result], batches: Iterable[Iterable[Item]], count: int
 ) -> Iterator[list[Result]]:
-    """[function(item) of each item] of each batch, in order; threads work on `count` batches more
-    than the one that is taken. Raises what `function` raised.
+    """Yields [function(item) for item in batch] for each batch, in order; threads work up to
+    `count` batches ahead. Exceptions of `function` are raised here.
 
-    A thread that hangs, as a read from a disk on the network can, holds neither who leaves early,
-    by an exception or a signal, nor Python's own end.
+    A thread that hangs, for example on a network disk, blocks neither the caller, if an exception
+    or a signal ends the iteration, nor the exit of Python.
     """
     jobs: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -188,9 +189,9 @@ def ahead(
             future, item = job
             try:
                 future.set_result(function(item))
-            except BaseException as error:  # raised where the result is taken
+            except BaseException as error:  # raised again by future.result()
                 future.set_exception(error)
-            del job, future, item  # not kept while the thread waits
+            del job, future, item  # frees their memory while the thread waits
 
     def begin(item):
         jobs.put((future := Future[Result](), item))

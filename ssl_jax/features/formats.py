@@ -1,4 +1,4 @@
-"""An embedding as one file: .npz for NumPy, .parquet for tables (pandas, polars, DuckDB)."""
+"""Writes an embedding to one file: .npz for NumPy, .parquet for tables (pandas, polars, DuckDB)."""
 
 import itertools
 import json
@@ -15,8 +15,8 @@ from ssl_jax.config import InputError
 class Vectors(NamedTuple):
     """An embedding.
 
-    parts: arrays of consecutive images, see `embedding.Plan.compute`, of which some can be read.
-    names: of the arrays of vectors. others: arrays beside them, for all parts.
+    parts: {name: array} of consecutive images, see `embedding.Plan.compute`; each has a readable
+    image. names: of the arrays of vectors. others: further arrays, each for all parts.
     """
 
     parts: Sequence[Mapping[str, np.ndarray]]
@@ -24,8 +24,9 @@ class Vectors(NamedTuple):
     others: Mapping[str, np.ndarray]
 
     def described(self) -> tuple[dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
-        """(arrays of a few numbers an image, {name: shape} of the vectors). Patches have the shape
-        [N, h, w, d] where all images have one grid, else [all patches, d] beside their grids."""
+        """(small arrays by name, shapes of the vectors by name). Patches have the shape
+        [N, h, w, d] if all images have the same grid, else [all patches, d], with their grids among
+        the small arrays."""
         first = self.parts[0]
 
         def whole(name):
@@ -55,8 +56,8 @@ class Vectors(NamedTuple):
 
 
 def writer(path: Path) -> Callable[[Path, Vectors], None]:
-    """The function (file, vectors) that writes the format of a name. Raises InputError for a name
-    of no known format."""
+    """The function (path, vectors) that writes the format of the path's suffix. Raises InputError
+    for an unknown suffix."""
     writers = {".npz": _write_npz, ".parquet": _write_parquet}
     if path.suffix not in writers:
         raise InputError(
@@ -82,8 +83,8 @@ def _write_npz(path: Path, vectors: Vectors) -> None:
 
 
 def _write_parquet(path: Path, vectors: Vectors) -> None:
-    """One row an image: name, height, width, label, its name, and a list for each kind of
-    vector; patches row after row, beside the number of rows and columns."""
+    """One row per image: name, height, width, label, class name, and a list for each kind of
+    vector; patches row by row, with the number of rows and columns."""
     import pyarrow as arrow  # takes a second
     from pyarrow import parquet
 
@@ -99,7 +100,6 @@ def _write_parquet(path: Path, vectors: Vectors) -> None:
 
 
 def _columns(part: Mapping, class_names: np.ndarray | None, kinds: Sequence[str]) -> dict[str, Any]:
-    """The columns of one part."""
     import pyarrow as arrow
 
     columns = {
@@ -110,7 +110,7 @@ def _columns(part: Mapping, class_names: np.ndarray | None, kinds: Sequence[str]
     if "labels" in part:
         columns["label"] = part["labels"]
         if class_names is not None:
-            names = np.append(class_names, "")[part["labels"]]  # the last one is that of -1
+            names = np.append(class_names, "")[part["labels"]]  # label -1 takes the last one
             columns["class"] = arrow.array(names.tolist(), arrow.string())
     for name in kinds:
         vectors = part[name]

@@ -12,10 +12,10 @@ from ssl_jax.features.feed import View
 
 
 def first(videos: Mapping[str, range], count: int = 0) -> dict[str, range]:
-    """Of {name: records} of videos those to follow: the first ones that have at most `count` frames
-    together, but at least one; 0 = all.
+    """The first videos of {name: records} that have at most `count` frames in total, but at least
+    one video; 0 = all.
 
-    Raises InputError for one of fewer than three frames.
+    Raises InputError for a video of fewer than three frames.
     """
     result: dict[str, range] = {}
     for name, records in videos.items():
@@ -32,10 +32,11 @@ def first(videos: Mapping[str, range], count: int = 0) -> dict[str, range]:
 
 
 def resized(size: tuple[int, int], *, short: int, multiple: int, patch: int) -> tuple[int, int]:
-    """(height, width) at which the network sees frames of `size`.
+    """(height, width) to which frames of `size` are resized for the network.
 
-    The shorter side becomes `short`, the longer one keeps the aspect and is reduced to a multiple
-    of `multiple`; then both are reduced to multiples of the patch. short=0: only the latter.
+    The shorter side becomes `short`, the longer one keeps the aspect ratio and is rounded down to a
+    multiple of `multiple`; then both are rounded down to multiples of the patch. short=0: only the
+    last step.
     """
     height, width = size
     if short and height > width:
@@ -56,10 +57,10 @@ def encoded(
     patch: int,
     batch_size: int,
 ) -> Iterator[tuple[tuple[np.ndarray, tuple[int, int]], np.ndarray]]:
-    """((mask [H, W] uint8, (height, width) that the network saw), patches [h, w, d]) of each frame
-    of the video `name`. Frames are resized by cv2's bilinear kernel, see `resized`.
+    """Yields ((mask [H, W] uint8, (height, width) after resizing), patches [h, w, d]) of each frame
+    of the video `name`. cv2 resizes the frames bilinearly to the size given by `resized`.
 
-    Raises InputError for a frame that cannot be read, or has no mask.
+    Raises InputError for a frame that cannot be read or has no mask.
     """
 
     def cut(row, record):

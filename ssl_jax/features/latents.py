@@ -1,5 +1,5 @@
-"""What a decoder that rebuilds images gets of them: the map of patch tokens, or the low-rank map
-L S of sparse tokens S and their localization maps L."""
+"""Inputs of a decoder that reconstructs images: the map of patch tokens, or the low-rank map L S
+of sparse tokens S and their localization maps L."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,11 +16,12 @@ KINDS = ("auto", "dense", "sparse")
 
 
 def latents(network: Network, images: np.ndarray, kind: str = "auto") -> jax.Array:
-    """[B, h, w, d] of images [B, H, W, 3].
+    """Latent maps [B, h, w, d] of images [B, H, W, 3].
 
-    kind: "dense", the patch tokens; "sparse", the low-rank map; "auto", sparse where there is one.
+    kind: "dense", the patch tokens; "sparse", the low-rank map; "auto", the low-rank map if the
+    network has one, else the patch tokens.
 
-    Raises InputError where "sparse" is asked of a network without localization maps.
+    Raises InputError for "sparse" and a network without localization maps.
     """
     features, extras = (network(images), {}) if kind == "dense" else network.with_extras(images)
     if kind == "dense" or kind == "auto" and "localization" not in extras:
@@ -36,7 +37,7 @@ def latents(network: Network, images: np.ndarray, kind: str = "auto") -> jax.Arr
 
 
 def readable(source: Any, records: np.ndarray, size: int) -> np.ndarray:
-    """Those of the records that can be read, looked at `size` at a time."""
+    """The records that can be read. Reads `size` of them at a time."""
     batches = feed(source, records, lambda row, record: [row], size)
     return records[[row for batch in batches for row in batch.views]]
 
@@ -51,8 +52,8 @@ def shuffled(
     epochs: int,
     seed: int,
 ) -> Iterator[tuple[jax.Array, np.ndarray]]:
-    """(latents [size, h w, d], images [size, H, W, 3] in [0, 1]) of readable records, epoch after
-    epoch in an order of its own, without its last partial batch.
+    """Yields (latents [size, h w, d], images [size, H, W, 3] in [0, 1]) of readable records,
+    shuffled in each epoch, whose last partial batch is dropped.
 
     image_of: (record, epoch) -> image, all of one shape.
     """

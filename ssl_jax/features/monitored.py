@@ -1,5 +1,5 @@
-"""The records of an evaluation or an embedding: which are drawn, which cannot be read, and that
-these are few."""
+"""The records of an evaluation or an embedding: draws them, warns of unreadable ones and refuses
+too many of these."""
 
 import threading
 from typing import Any
@@ -12,18 +12,19 @@ from ssl_jax.features.feed import feed
 from ssl_jax.views import loader
 
 SHARE = loader.defaults()["max_unreadable"].default
-_FEW = 1000  # records that are read before anything is compiled
+_FEW = 1000  # at most so many records are read before anything is compiled
 
 
 def sample_records(source: Any, count: int, seed: int) -> np.ndarray:
-    """`subset` of the records of a source, without those that have no label where others do."""
+    """A `subset` of the records of a source. Records without a label are left out if others have
+    one."""
     rows = np.setdiff1d(np.arange(len(source)), base.adopt(source).unlabelled)
     return rows[subset(len(rows), count, seed)]
 
 
 def subset(length: int, count: int, seed: int) -> np.ndarray:
-    """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not
-    smaller.
+    """Draws `count` of `length` records without replacement, in ascending order; all of them if
+    count is 0 or at least `length`.
     """
     if count <= 0 or count >= length:
         return np.arange(length)
@@ -32,14 +33,14 @@ def subset(length: int, count: int, seed: int) -> np.ndarray:
 
 
 class Monitored(base.Wrapper):
-    """Another source, which warns of each record that cannot be read, once.
+    """Wraps a source and warns once of each record that cannot be read.
 
-    `s[i]` raises decode.Unreadable as the other's does, for a feed to leave the record out; with
-    more than a share of them it raises InputError, as scores of what is left are not those of the
-    set.
+    `s[i]` raises decode.Unreadable, so that a feed leaves the record out. It raises InputError once
+    more than `share` of the examples are unreadable, because scores of the others would not be
+    scores of the set.
 
-    examples: how many records an evaluation reads; 0 = all. share: of them that may be unreadable,
-    as in training (data.max_unreadable). reasons: {record: why it cannot be read} so far.
+    examples: number of records an evaluation reads; 0 = all. share: largest unreadable part of
+    them, as in training (data.max_unreadable). reasons: {record: why it cannot be read} so far.
     """
 
     def __init__(
@@ -62,27 +63,27 @@ class Monitored(base.Wrapper):
             raise
 
     def look(self, seed: int = 0) -> None:
-        """Reads the examples that are drawn from the seed in advance, if they are few, so that bad
-        ones are refused before anything is compiled. Many are named on the way."""
+        """Reads the examples drawn with the seed in advance if there are at most 1000, so that
+        unreadable ones are refused before anything is compiled."""
         if self._examples <= _FEW:
             records = sample_records(self, self._examples, seed)
             for _ in feed(self, records, lambda row, record: (), max(1, len(records))):
                 pass
 
     def readable(self) -> int:
-        """How many of the examples could be read so far."""
+        """Number of examples without those found unreadable so far."""
         return self._examples - len(self._reasons)
 
     @property
     def unresized(self) -> base.Source:
-        """See `Source.unresized`; names bad records as well."""
+        """See `Source.unresized`; warns of unreadable records too."""
         inner = self._source.unresized
         if inner is self._source:
             return self
         return Monitored(inner, self._examples, self._reasons, self._share)
 
     def _warn(self, i, reason):
-        with self._lock:  # threads read ahead
+        with self._lock:  # called by the feed's threads
             if i in self._reasons:
                 return
             self._reasons[i] = reason

@@ -1,8 +1,8 @@
-"""Whatever gives features, as `features` and `evals` see it: a `Network`.
+"""`Network`, the interface through which `features` and `evals` compute features.
 
-`adopt` makes one of a trained or untrained `methods.encoder.Encoder`, of raw pixels, or of any
-function from images [B, H, W, 3] float32 in [0, 1] to an object with `.image` [B, d] and `.patches`
-[B, h, w, d], so all of them are scored by the same code.
+`adopt` wraps a trained or untrained `methods.encoder.Encoder`, or any function from images
+[B, H, W, 3] float32 in [0, 1] to an object with `.image` [B, d] and `.patches` [B, h, w, d], so
+that the same code scores all of them. `pixels.RawPixels` is a Network too.
 """
 
 import functools
@@ -21,11 +21,11 @@ from ssl_jax.methods.encoder import Encoder
 
 
 class Network:
-    """A function from images to features, which has one vector of an image and one of each patch,
-    whatever tokens are asked for.
+    """A function from images to features: one vector per image and one per patch, whichever tokens
+    are requested.
 
-    config: of the run that the weights are of, or None.
-    encoder: the Encoder, whose weights can be trained further, or None.
+    config: config of the run that trained the weights, or None.
+    encoder: the wrapped Encoder, whose weights can be trained further, or None.
     """
 
     encoder: Encoder | None = None
@@ -39,7 +39,7 @@ class Network:
 
     @functools.cached_property
     def digest(self) -> str:
-        """What tells its features from those of others; "" = nothing does."""
+        """Identifies the features in caches; "" if nothing identifies them."""
         return getattr(self._function, "digest", "")
 
     def __call__(self, images: ArrayLike) -> Any:
@@ -47,31 +47,31 @@ class Network:
         return self._function(images)
 
     def with_extras(self, images: ArrayLike) -> tuple[Any, Mapping[str, Any]]:
-        """The same, and what else a method has to show, by name (see its `features`)."""
+        """The features, and the method's extra outputs by name (see its `features`)."""
         if "extras" not in inspect.signature(self._function).parameters:
             return self(images), {}
         features = self._function(images, extras=True)
         return features, features.extras or {}
 
     def extras(self, shape: tuple[int, ...]) -> set[str]:
-        """Names of what else the method has to show of images of that shape [B, H, W, 3]; nothing
-        is computed."""
+        """Names of the method's extra outputs for images of `shape`, (B, H, W, 3). Traces the
+        function without computing."""
         images = jax.ShapeDtypeStruct(shape, jnp.float32)
         return set(jax.eval_shape(lambda x: self.with_extras(x)[1], images))
 
     def read(
         self, images: ArrayLike, kinds: Mapping[str, str], layers: int = 1
     ) -> dict[str, jax.Array]:
-        """Vectors by name, float32, all from one pass.
+        """Vectors by name, float32, from one forward pass.
 
         Args:
           images: [B, H, W, 3].
-          kinds: {name: kind}: one of tokens.KINDS for one vector [B, d] per image, "patches" for
-            [B, h, w, d], or "sparse_tokens" for [B, r, d].
-          layers: the last blocks whose vectors are put side by side.
+          kinds: {name: kind}, with a kind of tokens.KINDS for one vector [B, d] per image,
+            "patches" for [B, h, w, d], or "sparse_tokens" for [B, r, d].
+          layers: number of last blocks whose vectors are concatenated.
 
         Raises:
-          InputError: the network lacks such tokens, or has fewer blocks.
+          InputError: the network lacks the tokens, or has fewer blocks.
         """
         features = self(images)
         return {
@@ -80,8 +80,8 @@ class Network:
         }
 
     def across(self, devices: Sequence[jax.Device]) -> "Network":
-        """The network on all of these devices, which share every batch out; itself where it cannot
-        be spread."""
+        """The network with its batches sharded over these devices; the same network if its
+        function cannot be sharded."""
         spread = getattr(self._function, "across", None)
         return self if spread is None else adopt(spread(devices))
 
@@ -131,20 +131,20 @@ class _Encoding(Network):
 
 
 def adopt(network: Any) -> Network:
-    """The Network of an Encoder or a function, see the module's docstring; a Network as it is."""
+    """Wraps an Encoder or a function, see the module's docstring; returns a Network unchanged."""
     if isinstance(network, Network):
         return network
     return _Encoding(network) if isinstance(network, Encoder) else Network(network)
 
 
 def on_all_devices(network: Any) -> Network:
-    """`adopt`, on all devices of this process."""
+    """Adopts the network and shards its batches over all devices of this process."""
     adopted, devices = adopt(network), jax.local_devices()
     return adopted.across(devices) if len(devices) > 1 else adopted
 
 
 def _chosen(kind, cls, patches, sparse):
-    """Vectors of one block, of its class token, patches and sparse tokens."""
+    """Vectors of the given kind from the class token, patches and sparse tokens of one block."""
     if kind == DENSE:
         return patches
     if kind in ("cls", "cls_mean") and cls is None:

@@ -1,4 +1,4 @@
-"""The raw-pixel baseline: what an evaluation gives for the pixels themselves."""
+"""The raw-pixel baseline: pixels as features, scored like those of a network."""
 
 import functools
 from typing import NamedTuple
@@ -10,25 +10,24 @@ import numpy as np
 from ssl_jax.features.network import Network
 from ssl_jax.ops import patchify
 
-GRID = 16  # side to which an image is averaged
+GRID = 16  # cells along a side of the averaged image
 
 
 class Pixels(NamedTuple):
-    """What the raw-pixel baseline has of `methods.Features`."""
+    """The fields of `methods.Features` that the raw-pixel baseline has."""
 
     image: jax.Array  # [B, d]
     patches: jax.Array  # [B, h, w, d]
 
 
 class RawPixels(Network):
-    """images [B, H, W, C] in [0, 1] -> Pixels, for the same evaluation as a network with patches of
-    `patch` pixels.
+    """Features from the pixels of images [B, H, W, C] in [0, 1], evaluated like those of a network
+    with patches of `patch` pixels.
 
-    `.image` [B, C * grid**2]: colours averaged over a grid x grid partition of the image, minus
-    their mean over the image per channel, so that brightness and tint of the whole picture do not
-    decide the cosine.
-    `.patches` [B, H/patch, W/patch, C * patch**2]: the pixels of the patch minus mid grey. No
-      position is added.
+    `.image` [B, C * grid**2]: each channel averaged over a grid x grid partition of the image,
+      minus its mean over the image, so that overall brightness and tint do not dominate the cosine.
+    `.patches` [B, H/patch, W/patch, C * patch**2]: the pixels of the patch minus 0.5 (mid grey),
+      without position.
     """
 
     def __init__(self, patch: int, grid: int = GRID):
@@ -38,7 +37,7 @@ class RawPixels(Network):
 
 @functools.cache
 def raw_pixels(patch: int, grid: int = GRID) -> RawPixels:
-    """The RawPixels of that patch and grid."""
+    """The cached RawPixels of a patch size and grid."""
     return RawPixels(patch, grid)
 
 
@@ -55,8 +54,8 @@ def _pixels(images, patch, grid):
 
 
 def area_weights(size: int, cells: int) -> np.ndarray:
-    """[cells, size] float32: row i averages the pixels in cell i of `cells` equal cells, shared
-    pixels by share.
+    """Weights [cells, size] float32: row i averages the pixels in the i-th of `cells` equal cells;
+    a pixel on a border counts in proportion to its overlap.
     """
     edges = np.linspace(0, size, cells + 1)
     pixels = np.arange(size)

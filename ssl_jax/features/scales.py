@@ -1,4 +1,4 @@
-"""Features of an image at several scales (DINO's evaluation of retrieval)."""
+"""Features of an image at several scales, as in DINO's evaluation of retrieval."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from ssl_jax.features.feed import View
 
 
 def shrunk(image: np.ndarray, side: int) -> np.ndarray:
-    """uint8 [H, W, 3], smaller by Lanczos resampling so that it fits side x side pixels; as it is
-    if it fits, or side is 0."""
+    """Shrinks an image, uint8 [H, W, 3], by Lanczos resampling to fit side x side pixels. Returns
+    it unchanged if it fits or side is 0."""
     if not side or max(image.shape[:2]) <= side:
         return image
     small = Image.fromarray(image)
@@ -22,8 +22,8 @@ def shrunk(image: np.ndarray, side: int) -> np.ndarray:
 
 
 def scaled(image: np.ndarray, scale: float, patch: int) -> np.ndarray:
-    """float32 [H, W, 3] at another scale (bilinear, not antialiased, as DINO does it), without the
-    rows and columns at the bottom and the right that fill no patch."""
+    """Scales an image, float32 [H, W, 3] (bilinear, without antialiasing, as in DINO), and crops
+    rows at the bottom and columns at the right that do not fill a patch."""
     size = [int(side * scale) for side in image.shape[:2]]
     if scale != 1:
         size = [max(side, 1) for side in size]
@@ -42,18 +42,17 @@ def encoded(
     patch: int,
     **how: Any,
 ) -> tuple[list, np.ndarray]:
-    """What each image of the records is, and [n, d] float32, the sum over its vectors at the
-    scales.
+    """(`View.what` of each image, sums [n, d] float32 of its vectors over the scales).
 
-    show: (row, record) -> the image to be scaled, [H, W, 3] uint8 or float in [0, 1] of any size,
-    see `feed.feed`. how: see `derived.encoded`.
+    show: (row, record) -> View of the image to be scaled, [H, W, 3] uint8 or float in [0, 1] of any
+    size. how: arguments of `derived.encoded`.
     """
 
     def cut(row, record):
         what, image = show(row, record)
-        whole = windows.unit(image)
+        pixels = windows.unit(image)
         for scale in scales:
-            yield View((row, what), scaled(whole, scale, patch))
+            yield View((row, what), scaled(pixels, scale, patch))
 
     about: dict[int, Any] = {}
     sums: dict[int, np.ndarray] = {}

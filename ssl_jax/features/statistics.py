@@ -1,4 +1,4 @@
-"""Mean, deviation and range of each channel of a data set."""
+"""Mean, standard deviation and range of each channel of a data set."""
 
 from typing import Any, NamedTuple
 
@@ -10,14 +10,14 @@ from ssl_jax.features.feed import ahead
 from ssl_jax.features.monitored import Monitored, subset
 from ssl_jax.runtime import progress
 
-_BATCH = 16  # images that are read before they are added up
+_BATCH = 16  # images read at once
 
 
 class Statistics(NamedTuple):
-    """Of the pixels of some images, by channel, float64 [C] each.
+    """Statistics of the pixels of some images; mean, squares, low and high are float64 [C].
 
-    pixels: how many. squares: sum of squared distances from the mean. low, high: the smallest and
-    the largest number. types: NumPy's names of the images' types. images: how many.
+    pixels, images: their numbers. squares: sum of squared distances from the mean. low, high:
+    smallest and largest value. types: NumPy's names of the images' types.
     """
 
     pixels: int
@@ -35,10 +35,10 @@ class Statistics(NamedTuple):
 
 
 def statistics(source: Any, count: int = 0, seed: int = 0) -> Statistics:
-    """The statistics of `count` images of a source, drawn at random; 0 = all. Numbers are as the
-    source gives them; every pixel counts once; few images are held at a time.
+    """Statistics of `count` randomly drawn images of a source; 0 = all. Values are as the source
+    returns them, every pixel has the same weight, and few images are in memory at a time.
 
-    Raises InputError where none, or fewer images than in training, can be read.
+    Raises InputError if no image is readable, or more are unreadable than training allows.
     """
     monitored, total = Monitored(source, count), None
 
@@ -52,8 +52,8 @@ def statistics(source: Any, count: int = 0, seed: int = 0) -> Statistics:
     batches = (records[i : i + _BATCH] for i in range(0, len(records), _BATCH))
     with progress.counter(len(records), "images") as add:
         for results in ahead(read, batches, 1):
-            for one in (result for result in results if result is not None):
-                total = one if total is None else _joined(total, one)
+            for of_image in (result for result in results if result is not None):
+                total = of_image if total is None else _joined(total, of_image)
             add(len(results))
     if total is None:
         raise InputError(f"no readable image in {source}")
@@ -68,7 +68,7 @@ def _of_image(image: np.ndarray) -> Statistics:
 
 
 def _joined(a: Statistics, b: Statistics) -> Statistics:
-    """Of both, without the cancellation of sums of squares (Chan et al. 1979, eq. 2.1)."""
+    """Merges two, without the cancellation of sums of squares (Chan et al. 1979, eq. 2.1)."""
     pixels, apart = a.pixels + b.pixels, b.mean - a.mean
     return Statistics(
         pixels,

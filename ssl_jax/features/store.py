@@ -1,5 +1,4 @@
-"""Arrays of features: in memory, or in files where they are too large for it or kept for the next
-time; of images of one size or of many."""
+"""Arrays of features, in memory or in files, of images of one size or of many."""
 
 import contextlib
 import json
@@ -16,14 +15,14 @@ from ssl_jax.config import InputError, read_json
 
 _SHAPES = "_shapes"
 _META = "meta.json"
-_EXAMPLES: dict[str, Any] = {"key": {}, "arrays": {}, "notes": {}}  # what it holds
-IN_MEMORY = 2**31  # bytes of one array; larger ones are files
+_EXAMPLES: dict[str, Any] = {"key": {}, "arrays": {}, "notes": {}}  # types in _META
+IN_MEMORY = 2**31  # bytes; larger arrays are files
 
 
 class Grids(Sequence):
-    """Arrays [h, w, ...] of N images whose sizes differ, in one array.
+    """Arrays [h, w, ...] of N images of different sizes, concatenated.
 
-    rows: [sum of h * w, ...], one image after the other. shapes: [N, 2] int64, (h, w).
+    rows: [sum of h * w, ...], image by image. shapes: [N, 2] int64, (h, w).
     """
 
     def __init__(self, rows: np.ndarray, shapes: np.ndarray):
@@ -32,7 +31,7 @@ class Grids(Sequence):
 
     @classmethod
     def of(cls, grids: "np.ndarray | Grids") -> "Grids":
-        """Grids of an array [N, h, w, d] too; no copy."""
+        """Grids of an array [N, h, w, d], without a copy; Grids are returned unchanged."""
         if isinstance(grids, Grids):
             return grids
         shapes = np.tile(np.asarray(grids.shape[1:3], np.int64), (len(grids), 1))
@@ -50,12 +49,12 @@ class Grids(Sequence):
 
 
 def rows_of(grids: "np.ndarray | Grids") -> np.ndarray:
-    """[all patches, d] of patch features: an array [N, h, w, d] or Grids; no copy."""
+    """Patch features, an array [N, h, w, d] or Grids, as rows [all patches, d]; no copy."""
     return grids.rows if isinstance(grids, Grids) else grids.reshape(-1, grids.shape[-1])
 
 
 def flat(arrays: Mapping[str, "np.ndarray | Grids"]) -> dict[str, np.ndarray]:
-    """Arrays alone: Grids as their rows and, under NAME_shapes, their shapes."""
+    """Replaces Grids by two arrays: their rows under NAME, their shapes under NAME_shapes."""
     result: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if isinstance(array, Grids):
@@ -66,7 +65,7 @@ def flat(arrays: Mapping[str, "np.ndarray | Grids"]) -> dict[str, np.ndarray]:
 
 
 def folded(arrays: Mapping[str, np.ndarray]) -> "dict[str, np.ndarray | Grids]":
-    """What `flat` was made of."""
+    """The inverse of `flat`."""
     result: dict[str, np.ndarray | Grids] = {}
     for name, array in arrays.items():
         if not name.endswith(_SHAPES):
@@ -76,7 +75,7 @@ def folded(arrays: Mapping[str, np.ndarray]) -> "dict[str, np.ndarray | Grids]":
 
 
 class Table:
-    """Arrays of N images whose rows are filled in any order, some perhaps never.
+    """Arrays of N images, whose rows are filled in any order and may stay empty.
 
     sizes: [N, 2], height and width of the images, in pixels. folder: see `allocate`.
     """
@@ -86,10 +85,10 @@ class Table:
         self._arrays: dict[str, np.ndarray | Grids] = {}
 
     def put(self, name: str, rows: Sequence[int], values: np.ndarray, side: int = 0) -> None:
-        """Puts values [n, ...] into n rows of an array, which the first ones make.
+        """Writes values [n, ...] to n rows of the array `name`, which the first call allocates.
 
-        side: in pixels, of what a value stands for in values [n, h, w, ...] of images that may
-          differ in size; 0 = each image has as many.
+        side: side of the square that one value of [n, h, w, ...] covers, in pixels, where h and w
+          depend on the image's size; 0 = they do not.
         """
         if name not in self._arrays:
             self._arrays[name] = self._empty(name, values, side)
@@ -110,7 +109,7 @@ class Table:
         return Grids(rows, shapes)
 
     def arrays(self, filled: np.ndarray) -> "dict[str, np.ndarray | Grids]":
-        """All arrays, without the rows that are not `filled` [N]."""
+        """All arrays, with only the rows that are True in `filled` [N]."""
         return {name: _ordered(array, filled) for name, array in self._arrays.items()}
 
 
@@ -124,7 +123,7 @@ def _ordered(array, filled):
 
 
 def _without_gaps(array, filled):
-    """The filled rows, moved together in place: a copy may not fit into memory."""
+    """The filled rows, moved together in place, because a copy may not fit in memory."""
     count = int(filled.sum())
     for new, old in enumerate(np.flatnonzero(filled)):
         if new != old:
@@ -135,8 +134,8 @@ def _without_gaps(array, filled):
 def allocate(
     name: str, shape: tuple[int, ...], dtype: DTypeLike, folder: Path | None = None
 ) -> np.ndarray:
-    """An array in memory, or above IN_MEMORY in a temporary file; with a folder always in its file
-    NAME.npy there. Raises InputError where the disk has no room for it."""
+    """An array in the file NAME.npy of `folder`; without a folder in memory, or above IN_MEMORY in
+    a temporary file. Raises InputError if the disk is too full."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if folder is None and size <= IN_MEMORY:
         return np.empty(shape, dtype)
@@ -151,7 +150,7 @@ def allocate(
     if folder:
         return _file(folder / f"{name}.npy", shape, dtype)
     with tempfile.NamedTemporaryFile(prefix=f"ssl_jax_{name}_", suffix=".npy") as file:
-        # Gone by name at the end of the block; the space is free again when the array is, however
+        # The file is unlinked at the end of the block; its space is freed with the array, however
         # the process ends.
         return _file(file.name, shape, dtype)
 
@@ -161,18 +160,18 @@ def _file(path, shape, dtype):
 
 
 class Entry:
-    """Arrays in a folder of their own, whole or not at all: a .npy file for each, and notes.
+    """Arrays and notes in a folder, one .npy file per array; they are written atomically.
 
-    path: the folder. key: what the arrays depend on, as JSON.
+    path: the folder. key: everything the arrays depend on, as JSON values.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any]):
         self.path, self._key = path, json.loads(json.dumps(key, sort_keys=True))
 
     def read(self) -> "tuple[dict[str, np.ndarray | Grids], dict] | None":
-        """(arrays by name, memory-mapped; notes), or None where there is nothing.
+        """(memory-mapped arrays by name, notes), or None if the entry does not exist.
 
-        Raises InputError for a damaged entry, or one of another key.
+        Raises InputError for a damaged entry, or one with another key.
         """
         meta = self._meta()
         if meta is None:
@@ -195,7 +194,8 @@ class Entry:
         return folded(arrays), meta["notes"]
 
     def _meta(self):
-        """The notes of the entry, which others may have written: names of arrays are no paths."""
+        """The checked content of the meta file; None without one. Refuses array names that are
+        paths, as others may have written the file."""
         if not (self.path / _META).exists():
             return None
         try:
@@ -218,8 +218,8 @@ class Entry:
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
-        """A folder for the files of a new entry, see `allocate`; without `finish` they are removed
-        at the end of the block."""
+        """A temporary folder for the files of a new entry, see `allocate`; it is removed at the end
+        of the block unless `finish` was called."""
         with contextlib.suppress(FileExistsError):
             self.path.parent.mkdir(parents=True)
         with tempfile.TemporaryDirectory(
@@ -230,15 +230,15 @@ class Entry:
     def finish(
         self, folder: Path, arrays: Mapping[str, "np.ndarray | Grids"], **notes: Any
     ) -> None:
-        """Makes the entry, whole, of the files in the folder, all other arrays, and notes."""
+        """Makes the folder the entry: writes the arrays that have no file there, and the notes."""
         described = {}
         for name, array in flat(arrays).items():
             described[name] = [list(array.shape), str(array.dtype)]
             path = folder / f"{name}.npy"
             if isinstance(array, np.memmap) and path.exists():
-                there = np.load(path, mmap_mode="r")
-                if [list(there.shape), str(there.dtype)] == described[name]:
-                    continue  # the whole of a file that was allocated is written already
+                existing = np.load(path, mmap_mode="r")
+                if [list(existing.shape), str(existing.dtype)] == described[name]:
+                    continue  # the array is this file
             other = folder / f"{name}.new.npy"
             np.save(other, array, allow_pickle=False)
             other.replace(path)
@@ -247,12 +247,12 @@ class Entry:
         try:
             folder.rename(self.path)
         except OSError:
-            # Two evaluations may have made the same entry at once; the first one stays.
+            # Two evaluations may write the same entry at once; the first one is kept.
             if not (self.path / _META).exists():
                 raise
 
     def remove(self) -> None:
-        """Removes the files of the entry, and its folder if nothing else is in it."""
+        """Removes the files of the entry, and its folder if it is empty then."""
         meta = self._meta() or {"arrays": {}}
         for file in (*(f"{name}.npy" for name in meta["arrays"]), _META):
             (self.path / file).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which vectors of a network an evaluation looks at."""
+"""Which vectors of a network an evaluation uses."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ DENSE = "patches"
 ALONE = (
     'but "image" is of the last block alone; choose tokens "cls", "mean", "cls_mean" or "sparse"'
 )
-SPARSE_TOKENS = "sparse_tokens"  # all of them, not their mean
+SPARSE_TOKENS = "sparse_tokens"  # each token, where "sparse" is their mean
 
 
 def layers_field() -> Any:
@@ -28,7 +28,7 @@ def layers_field() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Which vectors of an image an evaluation looks at."""
+    """Which vectors of an image an evaluation uses."""
 
     tokens: str = field(
         "image",
@@ -41,10 +41,10 @@ class Settings:
 
 
 def check(name: str, section: Mapping, model: Mapping) -> None:
-    """Refuses tokens and layers that no network of a config's section `model` has. Raises
-    InputError."""
+    """Raises InputError for tokens or layers that the network of the config section `model` does
+    not have. name: of the evaluation, section: its settings."""
     kind, layers = section.get("tokens", DENSE), section.get("layers", 1)
-    if not isinstance(layers, int):  # blocks by their numbers, see `segment`
+    if not isinstance(layers, int):  # numbers of blocks, see `segment`
         layers = max((i + 1 if i >= 0 else -i for i in layers), default=1)
     elif layers > 1 and kind == "image":
         raise InputError(f"{name}.layers is {layers}, {ALONE}")

@@ -1,4 +1,4 @@
-"""Which part of an image an evaluation sees, and its pixels as numbers."""
+"""Crops images for an evaluation and converts their pixels to floats."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -36,10 +36,10 @@ def central(shape: tuple[int, ...], size: tuple[int, int]) -> Window:
 
 
 def window(shape: tuple[int, ...], crop: int, multiple: int, name: str = "") -> Window:
-    """The central part that an evaluation keeps of an image of `shape` (height, width, ...).
+    """The central window of an image of `shape` (height, width, ...) that an evaluation uses.
 
-    crop: side of a square, 0 = everything. multiple: of both sides of what is kept. name: of the
-    image, for messages. Raises InputError for an image that is too small.
+    crop: side of a square; 0 = the whole image. multiple: both sides are rounded down to a multiple
+    of it. name: of the image, for messages. Raises InputError for an image that is too small.
     """
     if crop > min(shape[:2]):
         raise InputError(
@@ -52,8 +52,8 @@ def window(shape: tuple[int, ...], crop: int, multiple: int, name: str = "") -> 
 
 
 def floored(size: tuple[int, int], patch: int, name: str = "") -> tuple[int, int]:
-    """(height, width) reduced to multiples of the patch. Raises InputError, with the name of the
-    image, where nothing is left."""
+    """(height, width) rounded down to multiples of the patch. Raises InputError, which has the
+    image's name, if a side becomes 0."""
     height, width = (side // patch * patch for side in size)
     if not height or not width:
         raise InputError(
@@ -64,7 +64,7 @@ def floored(size: tuple[int, int], patch: int, name: str = "") -> tuple[int, int
 
 
 def cut(array: np.ndarray, part: Window) -> np.ndarray:
-    """That part of [H, W, ...]."""
+    """Crops an array [H, W, ...] to the window."""
     rows, columns = (
         slice(part.top, part.top + part.height),
         slice(part.left, part.left + part.width),
@@ -73,29 +73,29 @@ def cut(array: np.ndarray, part: Window) -> np.ndarray:
 
 
 def filled(batch: np.ndarray, size: int) -> np.ndarray:
-    """The batch with its last image repeated until there are `size`; images are encoded one by one,
-    so the others' features stay."""
+    """Pads a batch to `size` with copies of its last image. The features of the others do not
+    change, as each image is encoded independently."""
     return np.pad(batch, [(0, size - len(batch)), *[(0, 0)] * (batch.ndim - 1)], mode="edge")
 
 
 def images_of(
     source: Any, indices: Iterable[int], *, crop: int = 0, multiple: int = 1
 ) -> np.ndarray:
-    """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for
-    figures; where they differ in size, all are cut to the smallest.
+    """Images [n, H, W, 3] float32 in [0, 1] of records for figures, cropped as in `extract`; if
+    their sizes differ, all are cropped to the smallest height and width.
     """
     records = ((source[int(i)], source.name(int(i))) for i in indices)
     return stacked([cut_record(*pair, crop=crop, multiple=multiple) for pair in records])
 
 
 def cut_record(record: Any, name: str, *, crop: int = 0, multiple: int = 1) -> np.ndarray:
-    """Image [H, W, 3] float32 in [0, 1] of a record of that name; see `images_of`."""
+    """Image [H, W, 3] float32 in [0, 1] of a record with that name; see `images_of`."""
     image = record["image"]
     return unit(cut(image, window(image.shape, crop, multiple, name)))
 
 
 def stacked(images: Sequence[np.ndarray]) -> np.ndarray:
-    """[n, H, W, 3] of images [H, W, 3]; where they differ in size, all are cut to the smallest."""
+    """Stacks images [H, W, 3] to [n, H, W, 3], cropped to the smallest height and width."""
     heights, widths = zip(*(image.shape[:2] for image in images))
     least = min(heights), min(widths)
     return np.stack([cut(image, central(image.shape, least)) for image in images])

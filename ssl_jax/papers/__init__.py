@@ -1,24 +1,24 @@
-"""The rows of the papers' tables as data: what a row changes in a config, and the number it got.
+"""Rows of the papers' tables as data: the changes of a config, and the printed scores.
 
-Each file NAME.toml beside this one holds the rows of one method, from its own paper and from others
-that ran it:
+Each file NAME.toml in this folder holds the rows of one method, from its own paper and from others
+that measured it:
 
     [[row]]
     id = "table10/K1024"                          # unique in the file
     place = "table 10, K = 1024"                  # as printed
-    config = "sop:vits16_ablation"                # what it starts from
-    changes = { "sop.cls.anchors" = 1024 }        # dotted key = value; may be left out
+    config = "sop:vits16_ablation"                # the config that is changed
+    changes = { "sop.cls.anchors" = 1024 }        # dotted key = value; optional
     expected = { knn = 69.5 }                     # a number stands for "69.5 (paper, table 10)"
-    note = "what the reader must know"            # may be left out
-    ours = { knn = "69.4 (seed 0)" }              # what a run of ours got; may be left out
+    note = "a remark for the reader"              # optional
+    ours = { knn = "69.4 (seed 0)" }              # score of our own run; optional
 
-    [[missing]]                                   # what is printed and no config of ours gives
+    [[missing]]                                   # printed numbers that no config reproduces
     place = "table 2, COCO"
     expected = { "box AP, mask AP" = "51.4, 44.3" }
-    why = "code: Cascade Mask R-CNN"              # code, data or paper: what is lacking
+    why = "code: Cascade Mask R-CNN"              # begins with what is lacking: code, data or paper
 
-ours.json adds numbers of ours, {"sop/table10/K1024": {"knn": "69.4 (...)"}}; experiments/claims.py
-writes it.
+ours.json adds scores of our own runs, {"sop/table10/K1024": {"knn": "69.4 (...)"}}. It is written
+by launch/claims.py.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ LACKING = ("code", "data", "paper")  # what `Missing.why` begins with
 class Row:
     """One row of a table.
 
-    paper: name of its file. id: unique in it. place: where it is printed. config: name of the
-    config it starts from. changes: {dotted key: value}. expected, ours: {score: number, unit and
-    source as text}.
+    paper: name of its file. id: unique in the file. place: table or figure, and row. config: name
+    of the config that is changed. changes: {dotted key: value}. expected, ours: {score: number,
+    unit and source as text}.
     """
 
     paper: str
@@ -64,7 +64,8 @@ class Row:
         return f"{self.paper}/{self.id}"
 
     def load(self) -> ConfigDict:
-        """The row's config, with its numbers. Raises InputError if it changes what is not there."""
+        """The row's config, with its numbers as `expected`. Raises InputError if the row changes a
+        key that does not exist."""
         config = config_lib.load(self.config)
         keys = config_lib.flatten(config)
         for key in self.changes:
@@ -77,7 +78,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """Numbers of a paper that no config gives: where they are printed, {score: number}, and why."""
+    """Numbers of a paper that no config reproduces: place, {score: number}, and reason."""
 
     place: str
     expected: dict[str, str]
@@ -90,11 +91,11 @@ def names() -> list[str]:
 
 
 def load(name: str) -> tuple[Row, ...]:
-    """The rows of one paper, in the order of the file, with our numbers of `OURS`.
+    """The rows of one paper in the order of the file, with our scores from `OURS`.
 
     Raises:
-      InputError: no such paper; a key that rows do not have, or one that is missing or of another
-      type; an id twice.
+      InputError: the paper is unknown, an id appears twice, or a key is unknown, missing or of
+        another type.
     """
     if name not in names():
         raise InputError(unknown("paper", name, names()))
@@ -106,10 +107,10 @@ def load(name: str) -> tuple[Row, ...]:
 
 
 def missing(name: str) -> tuple[Missing, ...]:
-    """What is missing of one paper. Raises InputError as `load`."""
+    """Numbers of one paper that no config reproduces. Raises InputError like `load`."""
     if name not in names():
         raise InputError(unknown("paper", name, names()))
-    path, found = _FOLDER / f"{name}.toml", []
+    path, entries = _FOLDER / f"{name}.toml", []
     for number, entry in enumerate(_content(path).get("missing", []), 1):
         label = f"{path}: missing {number}"
         _check(label, entry, _MISSING, _MISSING)
@@ -119,8 +120,8 @@ def missing(name: str) -> tuple[Missing, ...]:
             score: _number(label, score, value, entry["place"])
             for score, value in entry["expected"].items()
         }
-        found.append(Missing(**entry | {"expected": numbers}))
-    return tuple(found)
+        entries.append(Missing(**entry | {"expected": numbers}))
+    return tuple(entries)
 
 
 def _content(path: Path) -> dict:
@@ -135,7 +136,7 @@ def _content(path: Path) -> dict:
 
 
 def read(path: Path) -> tuple[Row, ...]:
-    """The rows of a file, as `load` does, without `OURS`."""
+    """The rows of a file. Like `load`, without `OURS`."""
     content = _content(path)
     rows = tuple(
         _row(path, number, entry) for number, entry in enumerate(content.get("row", []), 1)
@@ -149,7 +150,7 @@ def read(path: Path) -> tuple[Row, ...]:
 
 
 def find(name: str) -> Row:
-    """The row "sop/table10/K1024". Raises InputError if there is none of that name."""
+    """The row of a name such as "sop/table10/K1024". Raises InputError if there is none."""
     paper, _, row_id = name.partition("/")
     rows = {row.id: row for row in load(paper)}
     if row_id not in rows:
@@ -160,9 +161,8 @@ def find(name: str) -> Row:
 
 
 def expected(config: str) -> dict[str, str]:
-    """The numbers of the row that is this config as it stands; {} if no row is. `config`: its name,
-    "sop:vits16".
-    """
+    """The numbers of the row that uses a config without changes; {} if there is none. config: its
+    name, for example "sop:vits16"."""
     paper = config.partition(":")[0]
     rows = load(paper) if paper in names() else ()
     return next((dict(r.expected) for r in rows if r.config == config and not r.changes), {})
@@ -185,8 +185,7 @@ def _row(path: Path, number: int, entry: dict) -> Row:
 
 
 def _check(label: str, entry: dict, known: Mapping[str, type], needed: Mapping[str, type]) -> None:
-    """Refuses a key that is not known, a value of another type, and a needed key that is not there.
-    Raises InputError."""
+    """Raises InputError for an unknown key, a value of another type, and a missing key."""
     for key, value in entry.items():
         if key not in known:
             raise InputError(f"{label}: {unknown('key', key, known)}")
@@ -198,7 +197,7 @@ def _check(label: str, entry: dict, known: Mapping[str, type], needed: Mapping[s
 
 
 def _number(label: str, score: str, value, place: str) -> str:
-    """A score as text; a bare number is printed at the row's place."""
+    """A score as text. A number gets the row's place as its source."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise InputError(f"{label}: {score} is {value!r}; it must be a number or a text")
     return value if isinstance(value, str) else f"{value} (paper, {place.partition(',')[0]})"

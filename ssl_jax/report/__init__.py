@@ -1,1 +1,1 @@
-"""What people look at: the final comparison of a run, curves, pictures, pages."""
+"""Reports for people: the final comparison of a run, curves, pictures, pages."""

@@ -1,4 +1,4 @@
-"""Line charts as SVG text that takes the colours of the page it stands in (light or dark).
+"""Line charts as SVG text, whose colours follow the light or dark page that contains them.
 
 Matplotlib draws with placeholder colours, which are then replaced by CSS: `currentColor` for text,
 `--rule` for the grid, `--run-0`, `--run-1`, ... for the lines.
@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from ssl_jax.report import style
 
-COLORS = 7  # the page has so many colours of lines; then the dashes change
+COLORS = 7  # colours of lines in the page; further lines change the dashes
 DASHES = ((), (5, 2), (1.2, 1.6), (6, 2, 1.2, 2))  # in widths of the line
-_POINTS = 400  # of a line: what a chart of this size can show
+_POINTS = 400  # of a line at most; a chart of this size cannot show more
 _TEXT, _RULE = "#000001", "#000002"
 _STYLE: dict = {
     "svg.fonttype": "none",  # text stays text
@@ -41,7 +41,7 @@ _STYLE: dict = {
 
 
 class Line(NamedTuple):
-    """One line: x and y [n], and the number of the run, which chooses colour and dashes."""
+    """A line through x and y [n]; the number of the run determines colour and dashes."""
 
     x: np.ndarray
     y: np.ndarray
@@ -56,14 +56,14 @@ def dash(run: int) -> tuple[float, ...]:
 def lines(
     drawn: Sequence[Line], *, label: str, number: int, unit: str = "", smooth: float = 0.0
 ) -> str:
-    """The chart of several lines over the step, as an <svg> element.
+    """Draws lines over the step as an <svg> element.
 
     Args:
-      drawn: entries that are not finite are left out.
-      label: what the chart shows, for readers that cannot see it. number: of the chart in its
-        page. unit: of y.
-      smooth: width of a running mean that is drawn over the faint values, as share of a line;
-        0 = none.
+      drawn: the lines; values that are not finite are left out.
+      label: description of the chart for screen readers. number: of the chart in its page. unit: of
+        y.
+      smooth: width of the running mean drawn over the faint values, as a share of the line; 0 =
+        none.
     """
     with rc_context(_STYLE):
         fig = Figure(figsize=(5.0, 2.9), layout="constrained")
@@ -83,7 +83,7 @@ def lines(
 
 
 def _inline(svg: str, label: str, prefix: str) -> str:
-    """The <svg> element alone, with CSS colours, and ids that begin with `prefix`."""
+    """Extracts the <svg> element and gives it CSS colours and ids that begin with `prefix`."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)

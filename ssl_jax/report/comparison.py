@@ -1,5 +1,5 @@
-"""Runs side by side: their final scores with baselines, means over seeds, scores over the step, and
-the settings and machines in which they differ. Tables as plain dicts of texts; `page` shows them.
+"""Compares runs: final scores with baselines, means over seeds, scores over the step, and the
+settings and machines in which runs differ. Tables are plain dicts of texts, shown by `page`.
 """
 
 import json
@@ -14,16 +14,16 @@ from ssl_jax.evals.registry import BASELINES, TRAINED
 from ssl_jax.evals.table import IMAGES, best
 from ssl_jax.report.folders import RunFolder
 
-ABSENT = "\u2013"  # an en dash: nothing there
+ABSENT = "\u2013"  # an en dash for missing values
 
 
 def scores(runs: Sequence[RunFolder]) -> dict:
     """The table of final scores: {"columns": [{"heading", "differing", "images"}], "rows":
     [{"name", "run", "cells": [{"text", "best", "notes"}]}]}.
 
-    One row a run, then the baselines, whose "run" is None; those with equal scores in several runs
-    share a row. The best of a column is marked if it is so by more than the standard error, unless
-    runs measured it with settings that differ, whose keys "differing" lists.
+    One row per run, then the baselines, whose "run" is None; equal baselines of several runs share
+    a row. The best score of a column is marked if it leads by more than the standard error and all
+    runs measured it with the same settings; "differing" lists keys that differ.
     """
     headings: dict[str, tuple[str, str]] = {}
     for run in runs:
@@ -88,18 +88,18 @@ def _signed(number: float) -> str:
 
 
 def _baselines(runs) -> list[tuple[str, dict]]:
-    """(name, scores) of the baselines; equal ones of several runs once."""
+    """(name, scores) of the baselines; equal ones of several runs appear once."""
     groups: list[tuple[str, dict, list[str]]] = []
     for row in BASELINES:
         for run in runs:
-            if not (mine := run.results.get(row)):
+            if not (baseline := run.results.get(row)):
                 continue
             for name, values, owners in groups:
-                if name == row and values == mine:
+                if name == row and values == baseline:
                     owners.append(run.name)
                     break
             else:
-                groups.append((row, mine, [run.name]))
+                groups.append((row, baseline, [run.name]))
     several = {row: sum(name == row for name, _, _ in groups) > 1 for row in BASELINES}
     return [
         (f"{row} of {', '.join(owners)}" if several[row] else row, values)
@@ -108,14 +108,14 @@ def _baselines(runs) -> list[tuple[str, dict]]:
 
 
 def _measured_differently(runs, score: str, name: str) -> list[str]:
-    """Keys of the evaluation that differ among the runs that have the score."""
+    """Keys of the evaluation `name` that differ among the runs with this score."""
     sections = [run.config["evals"][name] for run in runs if score in run.headings()]
     return sorted({key for other in sections[1:] for key in changed(sections[0], other)})
 
 
 def over_seeds(runs: Sequence[RunFolder]) -> list[dict]:
-    """Mean and sample standard deviation of runs that differ in the seed alone: [{"names",
-    "rows": [(heading, [text])]}], for groups of two or more with results."""
+    """Mean and sample standard deviation of runs that differ only in the seed: [{"names", "rows":
+    [(heading, [text])]}], for groups of two or more runs with results."""
     groups: dict[str, list[RunFolder]] = {}
     for run in runs:
         if TRAINED in run.results:
@@ -136,7 +136,7 @@ def over_seeds(runs: Sequence[RunFolder]) -> list[dict]:
 
 
 def every_score(runs: Sequence[RunFolder]) -> dict:
-    """All numbers of results.json: a table with a column for each row of each run."""
+    """All numbers of results.json, with a column for each network of each run."""
     columns = [(run.name, row, run.results[row]) for run in runs for row in run.results]
     names = list(dict.fromkeys(score for _, _, values in columns for score in values))
     return dict(
@@ -149,8 +149,8 @@ def every_score(runs: Sequence[RunFolder]) -> dict:
 
 
 def learning(run: RunFolder, score: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a score: those measured during training, and of the final comparison the
-    untrained network at step 0 and the trained one at the last step."""
+    """(steps, values) of a score: those measured during training and, from the final comparison,
+    the untrained network at step 0 and the trained one at the last step."""
     points = {}
     if score in run.scores:
         points = dict(zip(run.scores["step"].tolist(), run.scores[score].tolist()))
@@ -162,30 +162,31 @@ def learning(run: RunFolder, score: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def settings(runs: Sequence[RunFolder]) -> dict:
-    """Keys of the configs that differ: {"differing": rows, "some": rows} of (key, [texts]), the
-    second those that only some of the runs have (as a rule, the section of another method)."""
+    """Keys in which the configs differ: {"differing": rows, "some": rows, "same": number of equal
+    keys} with rows (key, [text per run]). "some" has the keys that some runs lack, usually those of
+    another method."""
     configs = [flatten(run.config) for run in runs]
     keys = sorted(set().union(*configs))
-    differing, some = [], []
+    differing, partial = [], []
     for key in keys:
-        there = [key in config for config in configs]
+        present = [key in config for config in configs]
         values = [config.get(key) for config in configs]
-        if not all(there):
-            some.append((key, _texts(values, there)))
+        if not all(present):
+            partial.append((key, _texts(values, present)))
         elif any(value != values[0] for value in values):
-            differing.append((key, _texts(values, there)))
-    return dict(differing=differing, some=some, same=len(keys) - len(differing) - len(some))
+            differing.append((key, _texts(values, present)))
+    return dict(differing=differing, some=partial, same=len(keys) - len(differing) - len(partial))
 
 
-def _texts(values, there) -> list[str]:
+def _texts(values, present) -> list[str]:
     return [
         (", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v)) or '""' if t else ABSENT
-        for v, t in zip(values, there)
+        for v, t in zip(values, present)
     ]
 
 
 def environment(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
-    """(what, its value in each run); one value where all runs agree."""
+    """(name, values of all runs) of machines and versions; one value if all runs agree."""
     packages = sorted({p for run in runs for p in run.environment.get("versions") or {}})
     columns = [_environment_of(run.environment, packages) for run in runs]
     rows = []
@@ -210,7 +211,7 @@ def _environment_of(recorded: Mapping[str, Any], packages: Sequence[str]) -> dic
 
 
 def machines(runs: Sequence[RunFolder]) -> list[str]:
-    """Sentences on where and with what the runs were made, one for each kind of machine."""
+    """Sentences about the machines and versions of the runs, one for each kind of machine."""
     names_at: dict[str, list[str]] = {}
     for run in runs:
         e = run.environment
@@ -228,6 +229,6 @@ def machines(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _counted(devices: Sequence[str]) -> str:
-    """ "8 x gpu H100" from eight equal names."""
+    """Counts equal names: "8 x gpu H100"."""
     counts = {name: list(devices).count(name) for name in devices}
     return ", ".join(f"{n} x {name}" if n > 1 else str(name) for name, n in counts.items())

@@ -15,15 +15,15 @@ from ssl_jax.config import InputError
 from ssl_jax.methods.base import Meaning
 from ssl_jax.report.style import LINES, STYLE, Line, draw_lines, save, set_title
 
-SMOOTHING = 0.05  # width of the running mean, as share of the curve
-_NOTE = 70  # characters of a line of what is said below a plot
+SMOOTHING = 0.05  # width of the running mean, as a share of the curve
+_NOTE = 70  # characters in a line of the note below a plot
 
 
 class _Plot(NamedTuple):
-    """One set of axes, with the curves it takes.
+    """A set of axes.
 
-    columns: pattern of the names of its columns. noisy: whether a running mean is drawn over the
-    values. log: whether the axis is logarithmic.
+    columns: regular expression for the names of its columns. noisy: whether to draw a running mean
+    over the values. log: whether the axis is logarithmic.
     """
 
     title: str
@@ -38,8 +38,8 @@ _PLOTS = (
     _Plot("Divergence from the teacher", "KL, nats", "(.+_)?kl"),
     _Plot("Entropy of the targets", "nats", ".*entropy"),
     _Plot("Usage and agreement", "share", ".*(usage|agreement|fill)"),
-    # CrIBo figure 6, there against epochs: (Z_1 + Z_2) / (2 K) of a batch, of all K clusters of an
-    # image (share) or of those that exist (ratio).
+    # CrIBo figure 6, which has epochs on the x axis: (Z_1 + Z_2) / (2 K) of a batch, with K all
+    # clusters of an image (share) or the existing ones (ratio).
     _Plot(
         "Objects whose neighbour leads back", "bootstrapping ratio", ".*bootstrapping_(ratio|share)"
     ),
@@ -63,19 +63,19 @@ def draw(
     title: str = "Training",
     name: str = "curves.png",
 ) -> Path:
-    """Loss, health and schedule curves over the step.
+    """Draws loss, health and schedule curves over the step.
 
     Args:
-      metrics: {"step": [n], column: [n], ...} as from `folders.read_metrics`; known columns are
-        sorted into plots, others are left out.
-      scores: the same for scores measured during the run.
-      shown: {score: heading, see `registry.Type`} of the scores that get a plot, one for each unit.
-      meanings: of columns, see `methods.base.Meaning`: an entropy gets the line of log K, a curve
-        that may rise while all is well a sentence.
-      folder: where the PNG goes; made if needed.
+      metrics: {"step": [n], column: [n], ...} as returned by `folders.read_metrics`; unknown
+        columns are left out.
+      scores: likewise for scores measured during the run.
+      shown: {score: heading, see `registry.Type`} of the scores to draw, with one plot per unit.
+      meanings: of columns, see `methods.base.Meaning`: an entropy gets a line at log K, a curve
+        that may rise in a healthy run gets a note.
+      folder: in which the PNG is written; created if needed.
 
     Raises:
-      InputError: no column that can be drawn.
+      InputError: no column can be drawn.
     """
     plots = [
         (
@@ -128,7 +128,7 @@ def _draw_plot(ax, plot, table, names):
 
 
 def _explain(ax, meanings: Sequence[Meaning]) -> None:
-    """Draws log K where the curves of an axes are entropies, and says why one may rise."""
+    """Draws log K into plots of entropies, and notes why a curve may rise."""
     for classes in sorted({m.classes for m in meanings if m.classes}):
         height = np.log(classes)
         ax.axhline(height, color="#777777", linewidth=1, linestyle=(0, (4, 3)), zorder=1)

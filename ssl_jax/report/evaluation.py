@@ -1,5 +1,5 @@
-"""Scores during a run, and the final comparison: trained network, the same network untrained, raw
-pixels; table, JSON, pictures.
+"""Scores during a run, and the final comparison of the trained network with the untrained network
+and raw pixels, as table, JSON and pictures.
 """
 
 import functools
@@ -21,21 +21,21 @@ from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import state
 
 _SHOWN = 6  # test images in the pictures of any network
-_PICTURED = 2000  # images of each part that pictures of larger ones look at
+_PICTURED = 2000  # images of each part used for pictures with `evals.picture_size`, at most
 
 
 class Evaluation:
-    """The evaluations of one config; data sources are opened once and shared by all calls.
+    """The evaluations of one config. Sources are opened once and shared by all calls.
 
-    tasks: names of the evaluations to run; None: those of `evals.tasks`, () = none.
+    tasks: names of the evaluations to run; None = those of `evals.tasks`, () = none.
     """
 
     def __init__(self, config: ConfigDict, tasks: Sequence[str] | None = None):
         self.config = config
-        # An Encoder that gets the weights; None: that of the config's method.
+        # The Encoder whose weights are replaced; None = that of the config's method.
         self.network: Encoder | None = None
         self.tasks = tuple(evals.selected(config, tasks))
-        # Of the network last scored, until its pictures are drawn.
+        # Cases of the network last scored, kept until its pictures are drawn.
         self._trained: dict[str, evals.Case] = {}
 
     @functools.cached_property
@@ -44,7 +44,7 @@ class Evaluation:
         return evals.sources(self.config, self.tasks)
 
     def open(self) -> None:
-        """Opens the data sources. Raises InputError where one cannot be opened."""
+        """Opens the sources. Raises InputError if one cannot be opened."""
         _ = self.sources
 
     def __call__(
@@ -52,7 +52,7 @@ class Evaluation:
     ) -> dict[str, float]:
         """All scores of a network with these weights (the teacher's or the student's tree).
 
-        draw_next: whether `draw` is called next: it then finds the features."""
+        draw_next: whether to keep the features for a following call of `draw`."""
         cases = self._cases(self._encoder(params, constants))
         self._trained = cases if draw_next else {}
         return evals.run(cases)
@@ -63,7 +63,7 @@ class Evaluation:
         return Encoder(self.config, params, constants)
 
     def _untrained(self):
-        """Weights before training."""
+        """Initial weights."""
         if self.network is not None and self.network.init is not None:
             return self.network.init(numerics.key(self.config.seed))
         return state.initial_weights(bound(self.config), self.config.seed, self.config.model)
@@ -71,11 +71,11 @@ class Evaluation:
     def compare(
         self, params: Any, constants: Any = None, *, first: Callable[[dict], None] | None = None
     ) -> dict[str, dict[str, float]]:
-        """{row: scores}: of the untrained network (same seed), of raw pixels and of `params`, in
-        the order of evals.ROWS; of `params` alone without config.evals.baselines. A baseline has
-        the scores of the evaluations that name it.
+        """{row: scores} of the untrained network (same seed), of raw pixels and of `params`, in the
+        order of evals.ROWS; only of `params` without config.evals.baselines. A baseline has only
+        scores of evaluations whose type names it.
 
-        first: gets the scores of `params`, which are worked out first.
+        first: called with the scores of `params`, which are computed first.
         """
         with progress.part("the trained network"):
             trained = self(params, constants, draw_next=True)
@@ -103,7 +103,7 @@ class Evaluation:
         return evals.comparison_table(results, headings, self._images())
 
     def _images(self) -> dict[str, int]:
-        """{score: test images that could be read} of the scores that are shares of them."""
+        """{score: number of readable test images} of the scores that are shares of them."""
         return {
             registry.score_name(name, c.type, c.type): self.sources[name][1].readable()
             for name, c in evals.selected(self.config, self.tasks).items()
@@ -114,11 +114,11 @@ class Evaluation:
         return evals.cases(network, self.config, tasks=self.tasks, sources_of=self.sources)
 
     def draw(self, params: Any, constants: Any, folder: Path, tables: Path) -> list[Path]:
-        """Draws the curves from `tables`/metrics.csv and evals.csv, and the pictures of the
-        network, of each evaluation and of the method into `folder`; returns the files.
+        """Draws the curves of metrics.csv and evals.csv in `tables`, and the pictures of the
+        network, of each evaluation and of the method, into `folder`; returns the files.
 
-        Pictures of the network are of test images of an evaluation with masks, else of the first;
-        those of the method of the images that it wants (`pictures.register`).
+        Pictures of the network show test images of an evaluation with masks if there is one, else
+        of the first. A method chooses its own kind of images (`pictures.register`).
         """
         from ssl_jax.report import (
             curves,  # matplotlib takes a second to import
@@ -132,13 +132,13 @@ class Evaluation:
         if metrics:
             title = f"{config.method}, batch {config.optim.batch_size}"
             titles = evals.headings(config, self.tasks)
-            words: dict = dict(scores=scores, shown=titles, title=title)
+            options: dict = dict(scores=scores, shown=titles, title=title)
             with progress.part("curves"):
                 meanings = bound(FrozenConfigDict(config)).meanings
-                paths.append(curves.draw(metrics, folder, meanings=meanings, **words))
+                paths.append(curves.draw(metrics, folder, meanings=meanings, **options))
         encoder = self._encoder(params, constants)
         cases = self._pictured(encoder)
-        # Images of many sizes fill no batch, so pictures of the network are not of them.
+        # Pictures of the network need a batch, so images of one size.
         alike = [case for case in cases.values() if case.test.size is not None]
 
         def images(count, scenes=True):
@@ -165,7 +165,7 @@ class Evaluation:
         return paths
 
     def _pictured(self, encoder) -> dict:
-        """{name: Case} from which pictures are drawn: of images of `evals.picture_size`."""
+        """{name: Case} for pictures, with images of `evals.picture_size` if that is set."""
         side = self.config.evals.picture_size
         if not side:
             return self._trained or self._cases(encoder)
@@ -184,8 +184,8 @@ class Evaluation:
     def publish(
         self, results: Mapping[str, Mapping[str, float]], params: Any, constants: Any, folder: Path
     ) -> list[Path]:
-        """Prints the table of a comparison, and leaves results.json, results.txt and pictures/*.png
-        in `folder`; of several processes, the first one. Returns the pictures."""
+        """Prints the table of a comparison, and writes results.json, results.txt and pictures/*.png
+        to `folder`. Returns the pictures. Of several processes, only the first does this."""
         if not distributed.is_first():
             return []
         table = self.table(results)
@@ -195,7 +195,7 @@ class Evaluation:
         print(table, flush=True)
         paths = self.draw(params, constants, folder / "pictures", folder)
         print(f"{len(paths)} pictures in {folder / 'pictures'}", flush=True)
-        # Last: it says that there is nothing left to do.
+        # Written last, because it marks the run as finished.
         (folder / "results.json").write_text(json.dumps(stored, indent=2) + "\n")
         return paths
 

@@ -1,6 +1,6 @@
-"""What a run directory holds, read without JAX arrays and without the method: for people's reports.
+"""Reads a run directory for reports, without the method.
 
-Anybody may have made the folder: what the report uses is checked here, where it is read.
+The directory may come from anybody, so everything the report uses is checked here.
 """
 
 import csv
@@ -17,7 +17,7 @@ from ssl_jax.evals import registry
 _LARGEST = 2**28  # bytes of a table
 _LAST_STEP = 2**31  # steps are counted in 32 bits
 
-# Examples of what config.json and environment.json may hold where the report uses it.
+# Examples of the types in config.json and environment.json that the report uses.
 _EXAMPLES: dict[str, Any] = {
     "run": {},
     "run.total_steps": 0,
@@ -33,10 +33,10 @@ _EXAMPLES: dict[str, Any] = {
 
 
 class RunFolder(NamedTuple):
-    """A run as its folder tells it; what is not there yet is empty.
+    """The content of a run directory; fields whose files do not exist yet are empty.
 
-    name: the folder's, or as much of its path as tells it from the other runs.
-    config: as resolved. environment: versions, machine, command.
+    name: the directory's name, with as many parents as distinguish it from the other runs.
+    config: the resolved config. environment: versions, machine, command.
     results: {row: {score: number}} of the final comparison, see `registry.ROWS`.
     metrics, scores: columns of metrics.csv and evals.csv, {} without rows.
     pictures: PNG and GIF files. failed: names of the pictures that could not be drawn.
@@ -54,19 +54,19 @@ class RunFolder(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The last step in metrics.csv, 0 without one."""
+        """The last step in metrics.csv; 0 if there is none."""
         steps = self.metrics.get("step", np.zeros(0))
         steps = steps[np.isfinite(steps)]
         return int(steps[-1]) if len(steps) else 0
 
     @property
     def total_steps(self) -> int:
-        """Steps that the run was planned with; 0 if its config does not say."""
+        """The planned number of steps; 0 if the config does not have it."""
         return int(self.config.get("run", {}).get("total_steps", 0))
 
     def headings(self) -> dict[str, tuple[str, str]]:
-        """{score: (evaluation, heading)} of the scores that stand for the evaluations in its
-        config. A type that this process does not know is shown under its own name."""
+        """{score: (evaluation, heading)} of the main scores of the config's evaluations. The
+        heading of an unknown type is its name."""
         result = {}
         for name, section in self.config.get("evals", {}).items():
             if not isinstance(section, Mapping) or "type" not in section:
@@ -80,11 +80,11 @@ class RunFolder(NamedTuple):
 
 
 def read(paths: Sequence[str | Path]) -> list[RunFolder]:
-    """The runs in these folders, in this order.
+    """Reads the runs in these folders, in order.
 
     Raises:
-      InputError: a folder that does not exist, is no run, or is given twice; a file in it that is
-        damaged.
+      InputError: a folder does not exist, is not a run directory or is given twice, or a file in it
+        is damaged.
     """
     folders = [local(path) for path in paths]
     for folder in folders:
@@ -98,8 +98,8 @@ def read(paths: Sequence[str | Path]) -> list[RunFolder]:
 
 
 def distinct(parts: Sequence[Sequence[str]]) -> list[str]:
-    """For each path its last part, or as many of its last parts as tell it from those with the
-    same end: [("a", "x"), ("b", "x"), ("c",)] -> ["a/x", "b/x", "c"]."""
+    """The last part of each path, with as many parents as distinguish it from the others:
+    [("a", "x"), ("b", "x"), ("c",)] -> ["a/x", "b/x", "c"]."""
     count = [1] * len(parts)
     while True:
         names = ["/".join(part[-n:]) for part, n in zip(parts, count)]
@@ -147,8 +147,8 @@ def _read(name: str, folder: Path) -> RunFolder:
 
 
 def _is_there(path: Path, folder: Path) -> bool:
-    """Whether it is a regular file. Raises InputError for one that is a link out of the folder: the
-    page would show what the folder's maker may not have."""
+    """Whether `path` is a regular file. Raises InputError for a link out of the folder, because the
+    page would publish a file of this machine."""
     if path.is_file() and not path.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{path} links out of the run directory; replace it with a copy")
     return path.is_file()
@@ -160,7 +160,7 @@ def _json(path: Path, examples: Mapping[str, Any]) -> dict:
 
 
 def _is_number(value) -> bool:
-    """Whether it is a number that a float can hold."""
+    """Whether `value` is a number that a float can represent."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
@@ -169,8 +169,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. {} where
-    there is no file, or no row in it. Raises InputError for what is no such table."""
+    """Columns of a metrics CSV as float64 arrays, with NaN for empty and non-numeric cells; {} if
+    there is no file or no row. Raises InputError for other files."""
     try:
         text = reading.read_bytes(path, _LARGEST).decode() if path.exists() else ""
         lines = list(csv.DictReader(io.StringIO(text, newline="")))

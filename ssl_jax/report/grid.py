@@ -1,4 +1,4 @@
-"""Pictures that are grids of panels: images with maps, regions and marks over them."""
+"""Draws pictures as grids of panels: images overlaid with maps, regions and marks."""
 
 import textwrap
 from pathlib import Path
@@ -14,18 +14,18 @@ from numpy.typing import ArrayLike
 from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.report.style import GRID_STYLE, LINES, class_colors, paint, save, set_title
 
-_SIDE, _WIDEST = 1.5, 16.0  # inches: of a panel; of a grid, which makes panels smaller if many
-# More rows than this stand side by side, as far as they have no more columns together.
+_SIDE, _WIDEST = 1.5, 16.0  # inches: side of a panel; largest width of a grid, shrinks panels
+# More than _ROWS rows are split into blocks side by side, of at most _COLUMNS columns in total.
 _ROWS, _COLUMNS = 8, 12
-_TITLE = 0.19  # inches a line of a panel's title takes
+_TITLE = 0.19  # inches per line of a panel's title
 
 
 def grid(picture: Picture, folder: Path | str, name: str) -> Path:
     """Draws one picture as FOLDER/NAME.
 
-    Maps and regions are laid over a gray image, or drawn alone; each map goes to its own maximum.
-    Regions have one colour per label and marks one per position in `marks`, the same in all panels,
-    so that what belongs together is seen across them. Many rows stand in blocks side by side.
+    Maps and regions overlay a gray image, if there is one; each map is scaled to its own maximum.
+    Regions have one colour per label, and marks one per position in `marks`, the same in all
+    panels. Many rows are split into blocks side by side.
 
     Raises:
       ValueError: no panel, or a panel whose arrays are not [H, W, C], [h, w], [h, w].
@@ -40,8 +40,8 @@ def grid(picture: Picture, folder: Path | str, name: str) -> Path:
     heights = [_height(row, side) for row in rows]
     palette = class_colors(_classes(picture, panels), picture.background)
     with_maps = any(p.heat is not None for p in panels)
-    beside = 0.8 * with_maps + 1.5 * bool(picture.legend)
-    size = max(side * sum(widths) + 0.2, 3.2) + beside, sum(heights) + 0.7
+    margin = 0.8 * with_maps + 1.5 * bool(picture.legend)
+    size = max(side * sum(widths) + 0.2, 3.2) + margin, sum(heights) + 0.7
     with rc_context(GRID_STYLE):
         fig = Figure(figsize=size, layout="constrained")
         set_title(fig, picture.title)
@@ -91,8 +91,8 @@ def _classes(picture: Picture, panels) -> int:
 
 
 def _fold(rows):
-    """Many rows in blocks side by side, with a narrow gap: rows of panels (None: nothing there),
-    and the width of each column in panels.
+    """Splits many rows into blocks side by side with a narrow gap: (rows of panels, with None for
+    gaps; width of each column in panels).
     """
     columns = max(map(len, rows))
     blocks = min(-(-len(rows) // _ROWS), max(1, _COLUMNS // columns))
@@ -108,18 +108,18 @@ def _fold(rows):
 
 
 def _title(panel: Panel, side: float) -> str:
-    """At most two lines that fit the panel."""
+    """The panel's title, wrapped to at most two lines."""
     return textwrap.fill(panel.title, int(14.5 * side), max_lines=2, placeholder="\u2026")
 
 
 def _shape(panel: Panel) -> tuple[int, int]:
-    """(height, width) of what the panel shows."""
-    shown = (panel.image, panel.heat, panel.labels)
-    return np.shape(next(array for array in shown if array is not None))[:2]
+    """(height, width) of the panel's image, map or regions."""
+    arrays = (panel.image, panel.heat, panel.labels)
+    return np.shape(next(array for array in arrays if array is not None))[:2]
 
 
 def _height(row, side: float) -> float:
-    """Inches a row takes: its highest image and its longest title."""
+    """Height of a row in inches: its highest panel and its longest title."""
     panels = [panel for panel in row if panel is not None]
     lines = max(len(_title(panel, side).splitlines()) for panel in panels)
     ratio = max(height / width for height, width in map(_shape, panels))
@@ -133,7 +133,7 @@ def _panel(ax, panel: Panel, palette, side: float, from_zero: bool) -> None:
     if not alone:
         image = as_float(panel.image)
         if panel.heat is not None or panel.labels is not None:
-            image = image.mean(axis=-1)  # colours belong to what is laid over
+            image = image.mean(axis=-1)  # gray, so that colours are the overlay's
         ax.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest", **over)
     if panel.heat is not None:
         ax.imshow(
@@ -151,7 +151,7 @@ def _panel(ax, panel: Panel, palette, side: float, from_zero: bool) -> None:
         ax.imshow(region, alpha=alpha, interpolation="nearest", **over)
     for i, (y, x) in enumerate(panel.marks):
         color = LINES[i % len(LINES)] if len(panel.marks) > 1 else LINES[1]
-        # A dark ring around the white one, so that a mark shows on any image.
+        # A dark ring around a white one, so that a mark is visible on any image.
         ring = dict(
             markeredgecolor="white",
             markeredgewidth=1.2,
@@ -183,8 +183,8 @@ def _color_bar(fig, axes, height: float, from_zero: bool) -> None:
 
 
 def _unit(heat, from_zero: bool) -> np.ndarray:
-    """A map from its minimum, or 0, (0) to its maximum (1); a constant one is 0, and what is not
-    finite is left out.
+    """Scales a map from its minimum, or 0, to its maximum into [0, 1]. A constant map becomes 0;
+    values that are not finite are masked.
     """
     heat = np.ma.masked_invalid(np.asarray(heat, np.float64))
     low, high = (heat.min(), heat.max()) if heat.count() else (0.0, 0.0)
@@ -193,14 +193,14 @@ def _unit(heat, from_zero: bool) -> np.ndarray:
 
 
 def legend_entry(palette: np.ndarray, which: str | int, text: str) -> Patch:
-    """A line of the legend: a colour, or that of a label."""
+    """A line of the legend. which: a colour, or a label that has one."""
     color = which if isinstance(which, str) else tuple(paint(which, palette))
     return Patch(facecolor=color, edgecolor="#999999", linewidth=0.5, label=text)
 
 
 def as_float(image: ArrayLike) -> np.ndarray:
-    """An image [H, W, C] as floats [H, W, 3] in [0, 1]: uint8 divided by 255, floats clipped. Red,
-    green and blue are its first three channels; fewer are repeated."""
+    """An image [H, W, C] as floats [H, W, 3] in [0, 1]: uint8 divided by 255, floats clipped. The
+    first three channels are red, green and blue; fewer are repeated."""
     image = np.asarray(image)
     image = image[..., np.arange(3) % image.shape[-1]]
     return image / 255.0 if image.dtype == np.uint8 else np.clip(image, 0, 1)

@@ -1,7 +1,7 @@
-"""The report on runs: one HTML page that needs no network, with scores, curves, pictures, settings
-and commands beside each other.
+"""The report on runs: one HTML page without external files, which compares scores, curves,
+pictures, settings and commands.
 
-The page is the template page.html filled by jinja2, which escapes every text that comes from a run.
+jinja2 fills the template page.html, and escapes every text that comes from a run.
 """
 
 import base64
@@ -28,9 +28,9 @@ from ssl_jax.report.folders import RunFolder
 from ssl_jax.runtime import progress
 
 WIDEST = 1600  # pixels of a picture in the page; wider ones are scaled down
-_LARGEST, _PIXELS = 2**27, 2**26  # bytes and pixels of a picture that is shown
+_LARGEST, _PIXELS = 2**27, 2**26  # most bytes and pixels of a picture that is shown
 _QUALITY = 90  # of WebP
-# What the pictures show that any network can have; others are called after their file.
+# Titles of pictures that any network can have; others are named after their file.
 _SHOWN = {
     "attention": "Attention of the class token in the last block, one map a head",
     "curves": "Losses, health and schedules by step",
@@ -41,11 +41,11 @@ _SHOWN = {
 
 
 def html(runs: Sequence[RunFolder], *, title: str = "", now: datetime.datetime) -> str:
-    """The page as text.
+    """The page as HTML text.
 
     Args:
       runs: as read by `folders.read`, at least one.
-      title: of the page; "" = the names of the runs. now: when it is written.
+      title: of the page; "" = the names of the runs. now: time shown as that of writing.
 
     Raises:
       InputError: jinja2 is not installed.
@@ -93,7 +93,7 @@ def _title(runs) -> str:
 
 
 def _overview(number: int, run: RunFolder) -> dict:
-    """What the head of the page says about a run."""
+    """Facts about a run for the head of the page."""
     config = flatten(run.config)
     status = "finished" if run.results else f"at step {run.step:,}, no results yet"
     if run.results and run.step < run.total_steps:
@@ -147,19 +147,19 @@ def _duration(seconds: float) -> str:
 
 
 def _dash(number: int) -> str:
-    """stroke-dasharray of a run's line, 2 pixels wide."""
+    """The SVG stroke-dasharray of a run's line, which is 2 pixels wide."""
     return " ".join(f"{2 * part:g}" for part in charts.dash(number))
 
 
 def _commands(run: RunFolder) -> dict:
-    """How the run was made, and how it is scored again."""
+    """The commands that train the run and evaluate it again."""
     command = run.environment.get("command") or []
     train = _command([str(part) for part in command]) if isinstance(command, list) else ""
     return dict(train=train, eval=shlex.join(["ssl-jax", "eval", str(run.path)]))
 
 
 def _command(argv: list[str]) -> str:
-    """The command line that sys.argv came from."""
+    """The command line of sys.argv."""
     if not argv:
         return ""
     program, *rest = argv
@@ -175,14 +175,14 @@ def _command(argv: list[str]) -> str:
 
 
 def _charts(runs) -> list[dict]:
-    """Scores over the step, one chart each for all runs; then the loss, one chart a method, as
-    losses of two methods are two quantities."""
+    """Charts over the step: one per score for all runs, and one of the loss per method, because
+    losses of different methods cannot be compared."""
     result: list[dict] = []
 
-    def add(title, note, drawn, **words):
+    def add(title, note, drawn, **options):
         if any(np.isfinite(line.y).any() for line in drawn):
             label = f"{title} by step of {', '.join(runs[line.run].name for line in drawn)}"
-            svg = charts.lines(drawn, label=label, number=len(result), **words)
+            svg = charts.lines(drawn, label=label, number=len(result), **options)
             members = [_member(line, runs) for line in drawn]
             result.append(dict(title=title, note=note, svg=svg, members=members))
 
@@ -209,7 +209,7 @@ def _charts(runs) -> list[dict]:
 
 
 def _member(line: charts.Line, runs) -> dict:
-    """An entry of a chart's legend, with the line's last value."""
+    """The entry of a line in a chart's legend, with its last value."""
     finite = np.asarray(line.y)[np.isfinite(line.y)]
     last = f"{finite[-1]:.4g}" if len(finite) else ABSENT
     name = runs[line.run].name
@@ -220,9 +220,9 @@ def _member(line: charts.Line, runs) -> dict:
 
 
 def _pictures(runs) -> list[dict]:
-    """The pictures by what they show: {"name", "title", "images": [{"run", "src", ...}]}."""
+    """The pictures, grouped by name: [{"name", "title", "images": [{"run", "src", ...}]}]."""
     names = sorted({path.stem for run in runs for path in run.pictures})
-    names.sort(key=lambda name: name == "curves")  # what the charts show already comes last
+    names.sort(key=lambda name: name == "curves")  # last, because the charts show them already
     result = []
     for name in names:
         title = _SHOWN.get(name, _picture_title(name, runs))
@@ -237,7 +237,7 @@ def _pictures(runs) -> list[dict]:
 
 
 def _picture_title(name: str, runs) -> str:
-    """A title from the file's name: "sop_patch_neighbours" is "sop: patch neighbours"."""
+    """A title from the file's name: "sop_patch_neighbours" becomes "sop: patch neighbours"."""
     for run in runs:
         method = str(run.config.get("method", ""))
         if method and name.startswith(f"{method}_"):
@@ -246,12 +246,12 @@ def _picture_title(name: str, runs) -> str:
 
 
 def _inlined(path: Path) -> dict:
-    """A picture as data URI: WebP where that is smaller, at most WIDEST pixels wide; an animation
-    as it is."""
+    """A picture as data URI: WebP if that is smaller, at most WIDEST pixels wide. Animations are
+    not converted."""
     kind = path.suffix[1:]
     try:
         raw = reading.read_bytes(path, _LARGEST)
-        # The formats that runs write: of others, Pillow gives some to programs.
+        # Only formats that runs write, because Pillow calls other programs for some others.
         with Image.open(io.BytesIO(raw), formats=("PNG", "GIF")) as image:
             size = image.size
             if size[0] * size[1] > _PIXELS:
@@ -261,7 +261,7 @@ def _inlined(path: Path) -> dict:
         if size[0] > WIDEST and not moving:
             height = round(size[1] * WIDEST / size[0])
             small = small.resize((WIDEST, height), Image.Resampling.LANCZOS)
-    except Exception as error:  # a broken picture raises nearly anything
+    except Exception as error:  # a broken picture can raise almost anything
         return dict(src="", why=f"{path.name} cannot be read: {error}", width=0, height=0)
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=_QUALITY)

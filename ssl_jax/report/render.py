@@ -1,6 +1,6 @@
-"""The renderer: draws a picture of any kind of `base` as a PNG, an `Animation` as a GIF.
+"""Draws pictures of any kind of `methods.pictures.base` as PNG, and an `Animation` as GIF.
 
-Matplotlib's Agg canvas is used directly: no display, no global state."""
+Figures are created without pyplot, so there is no display and no global state."""
 
 import contextlib
 import traceback
@@ -30,8 +30,8 @@ from ssl_jax.report.style import (
 from ssl_jax.runtime import progress
 
 _DASHES = (5.0, 2.0)
-_ANIMATED = 480  # pixels of the longer side of an animation, at most
-_NAMED, _ROW, _BARS = 40, 0.19, 2.2  # classes that are all named; inches: of each, of bars
+_ANIMATED = 480  # longest side of an animation, in pixels
+_NAMED, _ROW, _BARS = 40, 0.19, 2.2  # most named classes; inches: of a class, of the bars
 
 
 def draw(
@@ -40,14 +40,14 @@ def draw(
     what: str,
     prefix: str = "",
 ) -> list[Path]:
-    """Draws the pictures {name: one of any kind} that `make()` returns as FOLDER/PREFIXname.png, or
-    .gif; returns the files written.
+    """Draws the pictures {name: picture} that `make()` returns as FOLDER/PREFIXname.png or .gif;
+    returns the files.
 
-    A run is not lost to a picture: where one fails, a warning says so, the traceback goes to a file
-    beside the others, and the rest is drawn. Only a disk or folder that refuses (OSError) is passed
-    on.
+    A failing picture does not end the run: a warning is printed, the traceback is written to a file
+    next to the pictures, and the others are drawn. Only OSError, from a full disk for example, is
+    raised.
 
-    what: `make` is called if it fails as a whole.
+    what: name in the warning if `make` itself fails.
     """
     paths = []
     with progress.part(what), _survived(folder, what):
@@ -62,8 +62,8 @@ def draw(
 
 @contextlib.contextmanager
 def _survived(folder: Path, name: str):
-    """Turns an exception into a warning and FOLDER/NAME.failed.txt; the file of an earlier failure
-    is removed.
+    """Turns an exception into a warning and FOLDER/NAME.failed.txt. Removes the file of an earlier
+    failure.
     """
     report = Path(folder) / f"{name}.failed.txt"
     report.unlink(missing_ok=True)
@@ -140,13 +140,13 @@ def scatter(picture: Scatter, folder: Path | str, name: str) -> Path:
 
 
 def classes(picture: Classes, folder: Path | str, name: str) -> Path:
-    """Draws a bar for each class and the matrix of what it was taken for as FOLDER/NAME. Of more
-    than 40 classes every so many are named, and bars have no numbers."""
+    """Draws a bar for each class and the confusion matrix as FOLDER/NAME. With more than 40 classes
+    only some are named, and bars have no numbers."""
     count = len(picture.names)
     step = -(-count // _NAMED)
-    named = range(0, count, step), picture.names[::step]
+    ticks = range(0, count, step), picture.names[::step]
     side = _ROW * max(min(count, _NAMED), 8)  # inches, of the matrix
-    longest = 0.09 * max(map(len, named[1]))  # of a name
+    longest = 0.09 * max(map(len, ticks[1]))  # of a name
     with rc_context(GRID_STYLE):
         size = longest + _BARS + side + 0.9, longest + side + 0.9
         fig = Figure(figsize=size, layout="constrained")
@@ -155,7 +155,7 @@ def classes(picture: Classes, folder: Path | str, name: str) -> Path:
         percent = 100 * np.nan_to_num(picture.values)
         left.barh(range(count), percent, 0.75 if step == 1 else 1.0, color=LINES[0])
         left.set(xlim=(0, 100), title=f"{picture.measure}, %")
-        left.set_yticks(*named)
+        left.set_yticks(*ticks)
         for i, value in enumerate(percent if step == 1 else ()):
             text = "not there" if np.isnan(picture.values[i]) else f"{value:.1f}"
             color, side_of_end = ("white", "right") if value > 70 else ("black", "left")
@@ -163,17 +163,17 @@ def classes(picture: Classes, folder: Path | str, name: str) -> Path:
         map_of = dict(cmap="inferno", vmin=0, vmax=100, aspect="auto", interpolation="nearest")
         shares = right.imshow(100 * picture.shares, **map_of)
         right.set_title("predicted, % of the row")
-        right.set_xticks(*named, rotation=90)
+        right.set_xticks(*ticks, rotation=90)
         fig.colorbar(shares, ax=right, shrink=0.6, pad=0.02)
         return save(fig, folder, name)
 
 
 def animation(animation: Animation, folder: Path | str, name: str) -> Path:
-    """Draws an animation as FOLDER/NAME, one pixel for each of the images'; larger ones than 480
-    pixels are shrunk, as a page of the report holds them all.
+    """Draws an animation as FOLDER/NAME in the size of its images, shrunk to at most 480 pixels to
+    keep the report small.
 
     Raises:
-      ValueError: no frames, or one without an image or with labels of another size.
+      ValueError: no frames, or a frame without an image or with labels of another size.
     """
     if not animation.frames:
         raise ValueError(f'animation "{animation.title}" has no frames')
@@ -186,13 +186,13 @@ def animation(animation: Animation, folder: Path | str, name: str) -> Path:
             raise ValueError(f'animation "{animation.title}" has a frame without an image')
         image = as_float(panel.image)
         if panel.labels is not None:
-            seen = np.asarray(panel.labels)[..., None] >= 0
-            image = np.where(seen, 0.5 * image + 0.5 * paint(panel.labels, palette), image)
+            labelled = np.asarray(panel.labels)[..., None] >= 0
+            image = np.where(labelled, 0.5 * image + 0.5 * paint(panel.labels, palette), image)
         frames.append(Image.fromarray((255 * image).round().astype(np.uint8)))
-        frames[-1].thumbnail((_ANIMATED, _ANIMATED))  # keeps smaller ones
+        frames[-1].thumbnail((_ANIMATED, _ANIMATED))  # does not enlarge
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    # loop=0: over and over again
+    # loop=0 repeats for ever
     frames[0].save(
         path, save_all=True, append_images=frames[1:], duration=animation.milliseconds, loop=0
     )

@@ -1,4 +1,4 @@
-"""What all pictures of `report` share: styles, colours, lines, and how a figure is written."""
+"""Styles, colours, lines and files shared by all pictures of `report`."""
 
 import textwrap
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
-# A bare dict, because matplotlib types the keys as a Literal of all names there are.
+# Annotated as dict, because matplotlib's type of the keys is a Literal of all names.
 STYLE: dict = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -57,28 +57,28 @@ def draw_lines(
     """Draws lines into axes.
 
     Args:
-      smooth: width of a running mean that is drawn over the faint values, as share of a line; 0 =
+      smooth: width of the running mean drawn over the faint values, as a share of the line; 0 =
         none.
-      points: most points of a line; of a longer one, every so many are drawn.
-      marked: a line of at most so many points has a marker at each.
+      points: most points of a line; longer ones are subsampled.
+      marked: lines of at most this many points have markers.
     """
     for line in lines:
         x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
         finite = np.isfinite(x) & np.isfinite(y)
         x, y = x[finite], y[finite]
-        every = slice(None, None, max(1, -(-len(x) // points)))
+        subsample = slice(None, None, max(1, -(-len(x) // points)))
         window = max(1, round(smooth * len(y)))
         if window > 1:
-            ax.plot(x[every], y[every], color=line.color, alpha=0.25, linewidth=0.8)
+            ax.plot(x[subsample], y[subsample], color=line.color, alpha=0.25, linewidth=0.8)
             y = running_mean(y, window)
-        words: dict = dict(color=line.color, label=line.label, linewidth=1.8, markersize=3.5)
-        words["linestyle"] = (0, line.dashes) if line.dashes else "solid"
-        ax.plot(x[every], y[every], marker="o" if len(x) <= marked else None, **words)
+        options: dict = dict(color=line.color, label=line.label, linewidth=1.8, markersize=3.5)
+        options["linestyle"] = (0, line.dashes) if line.dashes else "solid"
+        ax.plot(x[subsample], y[subsample], marker="o" if len(x) <= marked else None, **options)
     ax.ticklabel_format(axis="y", useOffset=False)
 
 
 def running_mean(values: ArrayLike, window: int) -> np.ndarray:
-    """Centred running mean of [n] over `window` entries; at the ends over those that exist."""
+    """Centred running mean of [n] over `window` entries, fewer at the ends."""
     values = np.asarray(values, np.float64)
     kernel = np.ones(window)
     if window > len(values):
@@ -88,10 +88,10 @@ def running_mean(values: ArrayLike, window: int) -> np.ndarray:
 
 
 def class_colors(count: int, background: int | None = None) -> np.ndarray:
-    """[count, 3] RGB in [0, 1]: ten named colours, then hues by the golden angle; `background` is
-    light gray.
+    """RGB colours [count, 3] in [0, 1]: ten named ones, then hues by the golden angle; class
+    `background` is light gray.
     """
-    # tab10 without its gray, which would pass for the background.
+    # tab10 without its gray, which would look like the background.
     named = [*(colormaps["tab10"](i)[:3] for i in range(10) if i != 7), (0.05, 0.05, 0.05)]
     order = [c for c in range(count) if c != background]
     result = np.empty((count, 3))
@@ -108,14 +108,14 @@ def class_colors(count: int, background: int | None = None) -> np.ndarray:
 
 
 def paint(labels: ArrayLike, palette: np.ndarray) -> np.ndarray:
-    """Labels [...] to colours [..., 3]; those below 0 are white."""
+    """Colours [..., 3] of labels [...]; white for those below 0."""
     labels = np.asarray(labels)
     white = colors.to_rgb(_NOTHING)
     return np.where(labels[..., None] < 0, white, palette[np.maximum(labels, 0)])
 
 
 def set_title(fig: Figure, text: str) -> None:
-    """Title at the left, broken into lines that fit the width; and a margin on all sides."""
+    """Sets a title at the left, wrapped to the figure's width, and a margin on all sides."""
     engine = fig.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(w_pad=0.07, h_pad=0.06)
@@ -123,7 +123,7 @@ def set_title(fig: Figure, text: str) -> None:
 
 
 def save(fig: Figure, folder: Path | str, name: str) -> Path:
-    """Writes the figure as PNG into `folder`, which is made if needed; returns its path."""
+    """Writes the figure as PNG to `folder`, created if needed; returns its path."""
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=_DPI, facecolor="white")

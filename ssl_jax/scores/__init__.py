@@ -1,1 +1,1 @@
-"""From vectors to numbers: scores of features as functions of arrays."""
+"""From vectors to numbers: functions that compute scores from arrays."""

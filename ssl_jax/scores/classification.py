@@ -1,5 +1,5 @@
-"""Classifiers on features, beside the grid of `probe`: accuracies, logistic regression, and which
-part of a training set chooses among settings."""
+"""Classification of features: accuracies, logistic regression, and the split of a training set into
+rows for training and rows for selecting settings. `probe` trains linear classifiers."""
 
 import math
 import warnings
@@ -15,8 +15,10 @@ _HELD_OUT = 0.1
 
 
 def split(order: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(rows to learn from, rows that choose among settings), of rows [n] in random order: that
-    share of them chooses, in [0, 1), at least one and all but one at most; none where it is 0."""
+    """Splits rows [n] in random order into (training rows, selection rows).
+
+    share: of the selection rows, in [0, 1); 0 = none, otherwise they are at least 1 and at most
+    n - 1."""
     count = min(max(1, round(share * len(order))), len(order) - 1) if share else 0
     return order[count:], order[:count]
 
@@ -24,9 +26,8 @@ def split(order: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
 def accuracies(logits: ArrayLike, labels: ArrayLike, ks: tuple[int, ...] = (1, TOP)) -> list[float]:
     """Share of rows, in [0, 1], whose label is among the k highest scores, for each k.
 
-    Equal scores share the place: a label counts as many times as a random order of the equal ones
-    would have it among the k on average, so a network that says the same of everything is at
-    chance.
+    Ties count with the probability that a random order of the tied scores puts the label among the
+    k highest, so a constant output scores at chance.
 
     Args:
       logits: [n, c], n > 0; labels: [n] int in [0, c).
@@ -54,16 +55,18 @@ def logistic(
     iterations: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """(accuracy on the test set, the chosen C): chosen on a tenth of the training set, drawn by
-    class from the seed and at least one of each; then fitted to all of it. A single C is not
-    searched for.
+    """Logistic regression: (accuracy on the test set, selected C).
+
+    C is selected on a tenth of the training set, drawn by class with at least one row of each; then
+    the model is fitted to the whole training set. A single penalty is used without selection.
 
     Args:
       train: [n, d] features, standardised here with their mean and deviation; labels: [n].
       test: [m, d], test_labels: [m].
+      penalties: values of C. seed: of the draw.
 
     Raises:
-      InputError: the part that is left for learning has a single class.
+      InputError: the other nine tenths have a single class.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -76,7 +79,7 @@ def logistic(
 
     chosen = penalties[0]
     with warnings.catch_warnings():
-        # More iterations change the third digit of an accuracy at most.
+        # Further iterations change at most the third digit of an accuracy.
         warnings.simplefilter("ignore", ConvergenceWarning)
         if len(penalties) > 1:
             counts = np.unique(labels, return_counts=True)[1]

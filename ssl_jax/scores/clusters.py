@@ -1,5 +1,5 @@
-"""Clusters of patches beside true regions: purity, mutual information, Rand index; and how far a
-token's mode comes from its own region.
+"""Compares clusters of patches with true regions: purity, mutual information, Rand index, and how
+much of a token's mode comes from the token's own region.
 """
 
 from typing import NamedTuple
@@ -10,21 +10,21 @@ from numpy.typing import ArrayLike
 from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.scores import normalize
 
-SHARPNESS = 0.1 * 384**0.5  # FLSL's self-attention, tau x D of ViT-S, on cosines
+SHARPNESS = 0.1 * 384**0.5  # FLSL's self-attention on cosines: tau x D of ViT-S
 
 
 class Agreement(NamedTuple):
-    """Of N images; NaN for one without a labelled patch."""
+    """Agreement of clusters and labels in N images; NaN for an image without labelled patches."""
 
     purity: np.ndarray  # [N] share of patches of the commonest class of their cluster
     nmi: np.ndarray  # [N] mutual information over the mean entropy
     ari: np.ndarray  # [N] Rand index adjusted for chance, 0 = chance
-    number: np.ndarray  # [N] clusters that have a labelled patch
+    number: np.ndarray  # [N] number of clusters with a labelled patch
 
 
 def purity(clusters: ArrayLike, labels: ArrayLike) -> float:
-    """Share of entries that have the commonest label of their cluster, 0..1. It rises with the
-    number of clusters: 1 where each has one entry.
+    """Share of entries with the commonest label of their cluster, 0..1. It grows with the number of
+    clusters and is 1 if each has one entry.
 
     clusters, labels: [n] int, n at least 1.
     """
@@ -56,12 +56,14 @@ def agreement(clusters: ArrayLike, labels: ArrayLike, ignore: int = IGNORE) -> A
 
 
 def modes(tokens: ArrayLike, labels: ArrayLike, sharpness: float = SHARPNESS) -> float:
-    """How far a token's mode comes from its own region: of the weights softmax_j(s cos(z_i, z_j)),
-    j != i, of the mean shift (FLSL eq. 4, 8), the share on patches of the same label, minus the
-    share that equal weights would have there, over 1 minus that share. 0 = the mode is the mean of
-    the view, 1 = that of the region; NaN where every view is one region.
+    """How much of a token's mode comes from the token's own region, averaged over tokens.
 
-    tokens: [N, n, d]. labels: [N, n], `IGNORE` = takes no part.
+    The mean shift has the weights softmax_j(s cos(z_i, z_j)), j != i (FLSL eq. 4, 8). With a the
+    share of the weights on patches of the same label and c this share for equal weights, the score
+    is (a - c) / (1 - c): 0 = the mode is the mean of the view, 1 = the mean of the region; NaN if
+    every view is one region.
+
+    tokens: [N, n, d]. labels: [N, n]; `IGNORE` patches are left out. sharpness: s.
     """
     labels = np.asarray(labels)
     unit = normalize.on_host(tokens)
@@ -74,7 +76,7 @@ def modes(tokens: ArrayLike, labels: ArrayLike, sharpness: float = SHARPNESS) ->
     count = others.sum(-1)
     share = (weights * same).sum(-1) / np.maximum((weights * others).sum(-1), 1e-30)
     chance = same.sum(-1) / np.maximum(count, 1)
-    # A view that is one region says nothing.
+    # In a view of one region 1 - c is 0.
     mixed = (chance < 1) & labelled & (count > 0)
     if not mixed.any():
         return float("nan")
@@ -82,17 +84,17 @@ def modes(tokens: ArrayLike, labels: ArrayLike, sharpness: float = SHARPNESS) ->
 
 
 def kmeans(patches: ArrayLike, k: int, seed: int = 0) -> np.ndarray:
-    """[N, h, w] int32 clusters of each image's own patches [N, h, w, d], by direction: k-means of
-    unit vectors (scikit-learn), at most k."""
+    """Clusters the patches [N, h, w, d] of each image by direction: k-means (scikit-learn) of unit
+    vectors with at most k clusters. Returns [N, h, w] int32."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
     unit = normalize.on_host(np.asarray(patches, np.float64))
     n, h, w, d = unit.shape
     clusters = np.empty((n, h * w), np.int32)
-    with threadpool_limits(1):  # an image is too small a task for several threads
+    with threadpool_limits(1):  # one image is too little work for several threads
         for i, tokens in enumerate(unit.reshape(n, h * w, d)):
-            # Fewer different patches than clusters: no more than there are.
+            # There cannot be more clusters than different patches.
             different = len(np.unique(tokens.round(6), axis=0))
             model = KMeans(min(k, different), n_init=3, random_state=seed)
             clusters[i] = model.fit_predict(tokens)

@@ -1,6 +1,4 @@
-"""Meters of collapse: what features look like that say the same of all images, or use few of their
-dimensions.
-"""
+"""Measures of collapse: whether features are the same for all images, or use few dimensions."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,7 @@ from numpy.typing import ArrayLike
 from ssl_jax.scores import normalize
 
 _DEAD = 0.01  # a dimension is dead below this share of the root mean square of all deviations
-_ROWS = 1024  # of a piece in which pairs are made
+_ROWS = 1024  # rows whose pairs are computed at once
 
 
 def _unit(features):
@@ -18,26 +16,26 @@ def _unit(features):
 
 
 def mean_cosine(features: ArrayLike) -> float:
-    """Mean cosine of all pairs of different rows of [N, d]: 1 = all alike, 0 = no preferred
-    direction. N is at least 2."""
+    """Mean cosine of all pairs of different rows of [N, d], N >= 2: 1 = all rows have the same
+    direction, 0 = no preferred direction."""
     unit = _unit(features)
     n = len(unit)
     return float((np.square(unit.sum(axis=0)).sum() - np.square(unit).sum()) / (n * (n - 1)))
 
 
 def deviation(features: ArrayLike) -> float:
-    """Mean over dimensions of the standard deviation of unit vectors, times sqrt(d): 0 = all alike,
-    1 = spread evenly (Chen & He 2021, "SimSiam", figure 2)."""
+    """Mean over dimensions of the standard deviation of unit rows of [N, d], times sqrt(d): 0 = all
+    equal, 1 = spread evenly (Chen & He 2021, "SimSiam", figure 2)."""
     unit = _unit(features)
     return float(unit.std(axis=0).mean() * np.sqrt(unit.shape[1]))
 
 
 def dead(features: ArrayLike) -> float:
     """Share of dimensions of [N, d] whose standard deviation is below 1 % of the root mean square
-    of all; 1 where nothing varies."""
+    of all deviations; 1 if nothing varies."""
     values = np.asarray(features, np.float64)
     spread = values.std(axis=0)
-    # What rounding leaves of a constant counts as nothing.
+    # The rounding error of a constant counts as no variation.
     least = max(_DEAD * np.sqrt(np.square(spread).mean()), 1e-7 * np.abs(values).max())
     return float((spread <= least).mean())
 
@@ -54,8 +52,8 @@ def rank_me(features: ArrayLike) -> float:
 
 def effective_rank(features: ArrayLike) -> float:
     """exp of the entropy of the normalised singular values of the CENTRED rows [N, d]: from 1 to
-    min(N - 1, d), 0 where all rows are alike (Roy & Vetterli 2007). `rank_me` does not
-    centre: a common direction of all rows lowers it."""
+    min(N - 1, d), 0 if all rows are equal (Roy & Vetterli 2007). `rank_me` does not centre, so a
+    common direction of all rows lowers it."""
     values = np.asarray(features, np.float64)
     s = np.linalg.svd(values - values.mean(axis=0), compute_uv=False)
     if s[0] <= 1e-9 * max(np.abs(values).max(), 1e-300) * np.sqrt(values.size):
@@ -65,7 +63,7 @@ def effective_rank(features: ArrayLike) -> float:
 
 
 def uniformity(features: ArrayLike) -> float:
-    """log of the mean of exp(-2 |x - y|^2) over pairs of different unit rows [N, d]: 0 = all alike,
+    """log of the mean of exp(-2 |x - y|^2) over pairs of different unit rows [N, d]: 0 = all equal,
     near -4 = spread evenly (Wang & Isola 2020, section 4.1.2)."""
     unit = jnp.asarray(_unit(features), jnp.float32)
     n, total = len(unit), 0.0
@@ -82,6 +80,6 @@ def _potential(rows, columns):
 
 
 def alignment(first: ArrayLike, second: ArrayLike) -> float:
-    """Mean of |x - y|^2 over the pairs of unit rows of two views [N, d]: 0 = the same, 2 = no
-    relation (Wang & Isola 2020, section 4.1.1)."""
+    """Mean of |x - y|^2 over the pairs of unit rows of two views [N, d]: 0 = equal, 2 = unrelated
+    (Wang & Isola 2020, section 4.1.1)."""
     return float(np.square(_unit(first) - _unit(second)).sum(axis=1).mean())

@@ -1,4 +1,4 @@
-"""Average precision of boxes as COCO and UAVDT define it."""
+"""Average precision of boxes as defined by COCO and UAVDT."""
 
 import importlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ssl_jax.config import InputError
 
 # The summary of COCO's evaluator, in its order.
 SCORES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-_MOST = 100  # predictions that count in an image
+_MOST = 100  # predictions per image that count
 
 
 class Boxes(NamedTuple):
@@ -19,8 +19,8 @@ class Boxes(NamedTuple):
 
     boxes: [n, 4] (row and column of the upper left corner, height, width) in pixels.
     labels: [n] int in [0, classes).
-    scores: [n], of predictions. crowd: [n] bool, of true boxes: a region of many objects, in which
-      predictions count as neither right nor wrong.
+    scores: [n], only of predictions. crowd: [n] bool, only of true boxes: whether the box is a
+      region of many objects, where predictions count neither as right nor as wrong.
     """
 
     boxes: np.ndarray
@@ -46,16 +46,17 @@ def average_precision(
     """COCO's average precision in percent, mean over classes that have a true box.
 
     Args:
-      predicted: of each image; the 100 with the highest scores count. true: of the same images.
+      predicted: one entry per image, whose 100 boxes with the highest scores count.
+      true: one entry for each of the same images.
 
     Returns:
       {"ap": mean over the IoU thresholds .5, .55, ..., .95; "ap50", "ap75": at one threshold;
-      "ap_small", "ap_medium", "ap_large": of true boxes with less than 32^2, up to 96^2 and more
-      pixels}; sizes that no true box has are left out.
+      "ap_small", "ap_medium", "ap_large": for true boxes of less than 32^2, up to 96^2 and more
+      pixels}, without the sizes that no true box has.
 
     Raises:
       InputError: faster-coco-eval is not installed.
-      ValueError: arrays that do not fit, labels out of range, no true box at all.
+      ValueError: lengths do not fit, a label is out of range, or there is no true box.
     """
     check_installed()
     from faster_coco_eval import COCO, COCOeval_faster
@@ -65,7 +66,7 @@ def average_precision(
     annotations = _entries(true, classes, scored=False)
     if not annotations:
         raise ValueError("average precision needs at least one true box")
-    # Numbers from 1: to the evaluator, 0 is no match.
+    # Ids start at 1, because the evaluator reads 0 as no match.
     truth = COCO(
         {
             "images": [{"id": i + 1} for i in range(len(true))],
@@ -73,8 +74,8 @@ def average_precision(
             "annotations": annotations,
         }
     )
-    found = truth.loadRes(_entries(predicted, classes, scored=True))
-    evaluator = COCOeval_faster(truth, found, "bbox", print_function=_silent)
+    detections = truth.loadRes(_entries(predicted, classes, scored=True))
+    evaluator = COCOeval_faster(truth, detections, "bbox", print_function=_silent)
     evaluator.params.maxDets = [1, 10, _MOST]
     evaluator.evaluate()
     evaluator.accumulate()
@@ -91,29 +92,31 @@ def agnostic_precision(
 ) -> float:
     """VOC's average precision in percent, without classes and outside of ignored areas.
 
-    Predictions with at least half of their area in `crowd` boxes are left out. The others, by
-    falling score, each take the true box of the largest IoU; one below `threshold`, or of a box
-    that is taken, is wrong. The precision is the best at that recall or a higher one.
+    Predictions with at least half of their area in `crowd` boxes are left out. The others are
+    matched in order of falling score, each to the true box of the largest IoU. A prediction is
+    wrong if this IoU is below `threshold` or the box is already matched. The precision at a recall
+    is the highest at that recall or above.
 
-    As UAVDT counts, with a threshold of 0.7 (Du et al. 2018), and so FLSL's table 3 (section 5.2).
+    This is UAVDT's metric with a threshold of 0.7 (Du et al. 2018), used in FLSL's table 3 (section
+    5.2).
 
     Args:
-      predicted, true: of the same images; labels are not read. threshold: of the IoU, in (0, 1].
+      predicted, true: one entry per image; labels are not used. threshold: of the IoU, in (0, 1].
 
     Raises:
-      ValueError: numbers of images that differ, no true box outside of ignored areas.
+      ValueError: numbers of images differ, or there is no true box outside of ignored areas.
     """
     if len(predicted) != len(true):
         raise ValueError(f"{len(predicted)} predicted images and {len(true)} true ones")
     hits: list[bool] = []
     scores: list[float] = []
     count = 0
-    for found, truth in zip(predicted, true):
-        everything, boxes = (np.asarray(x.boxes, np.float64).reshape(-1, 4) for x in (truth, found))
+    for guess, truth in zip(predicted, true):
+        everything, boxes = (np.asarray(x.boxes, np.float64).reshape(-1, 4) for x in (truth, guess))
         crowd = np.zeros(len(everything)) if truth.crowd is None else truth.crowd
         ignored = np.asarray(crowd, bool)
         objects, taken = everything[~ignored], np.zeros(len(everything), bool)
-        confidence = np.asarray(found.scores, np.float64).reshape(-1)
+        confidence = np.asarray(guess.scores, np.float64).reshape(-1)
         outside = _covered(boxes, everything[ignored]) < 0.5
         for i in np.argsort(-confidence, kind="stable"):
             if outside[i]:
@@ -133,7 +136,7 @@ def agnostic_precision(
 
 
 def _iou(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """[n] of a box [4] with others [n, 4], all (y, x, height, width)."""
+    """IoU [n] of a box [4] with others [n, 4], all (y, x, height, width)."""
     first = np.maximum(box[:2], others[:, :2])
     last = np.minimum(box[:2] + box[2:], others[:, :2] + others[:, 2:])
     common = np.maximum(last - first, 0).prod(axis=1)
@@ -141,7 +144,7 @@ def _iou(box: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _covered(boxes: np.ndarray, areas: np.ndarray) -> np.ndarray:
-    """[n] share of the pixels of each box [n, 4] that lie in one of the areas [m, 4]."""
+    """Share [n] of the pixels of each box [n, 4] that lie in one of the areas [m, 4]."""
     rows = [np.rint(x).astype(int) for x in (boxes, areas)]
     height, width = np.max([(x[:, :2] + x[:, 2:]).max(axis=0, initial=1) for x in rows], axis=0)
     mask = np.zeros((height, width), bool)
@@ -154,11 +157,11 @@ def _covered(boxes: np.ndarray, areas: np.ndarray) -> np.ndarray:
 
 
 def _silent(*_):
-    """Instead of the evaluator's prints."""
+    """Replaces the evaluator's print."""
 
 
 def _entries(images: Sequence[Boxes], classes: int, *, scored: bool) -> list[dict]:
-    """COCO's annotations or results."""
+    """Converts boxes to COCO's annotations or, if `scored`, results."""
     entries: list[dict] = []
     for i, image in enumerate(images):
         boxes = np.asarray(image.boxes, np.float64).reshape(-1, 4)

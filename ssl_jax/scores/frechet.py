@@ -7,17 +7,17 @@ from ssl_jax.config import InputError
 
 
 class Moments:
-    """Mean and covariance of rows that come in batches, in float64."""
+    """Accumulates mean and covariance of batches of rows in float64."""
 
     def __init__(self, dim: int):
         self.count, self._origin = 0, np.zeros(dim)
         self._sum, self._products = np.zeros(dim), np.zeros((dim, dim))
 
     def add(self, rows: ArrayLike) -> None:
-        """Takes rows [n, dim]."""
+        """Adds rows [n, dim]."""
         rows = np.asarray(rows, np.float64)
         if not self.count and len(rows):
-            # Sums are taken about a point near the mean: nothing is lost where features are large.
+            # Sums about a point near the mean avoid cancellation for large features.
             self._origin = rows.mean(axis=0)
         rows = rows - self._origin
         self.count += len(rows)
@@ -25,8 +25,8 @@ class Moments:
         self._products += rows.T @ rows
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean [dim] and covariance [dim, dim], divided by count - 1 as FID's. Raises InputError
-        for fewer than 2 rows, which have no covariance."""
+        """Mean [dim] and covariance [dim, dim], divided by count - 1 as in FID. Raises InputError
+        for fewer than 2 rows."""
         if self.count < 2:
             raise InputError(
                 f"a Fréchet distance needs at least 2 images, got {self.count}; raise test_examples"
@@ -42,8 +42,8 @@ def distance(
     """|m_1 - m_2|^2 + tr(C_1 + C_2 - 2 (C_1 C_2)^(1/2)): the squared 2-Wasserstein distance of two
     normal distributions, in float64, not below 0.
 
-    The trace of the root is that of (C_1^(1/2) C_2 C_1^(1/2))^(1/2), which is symmetric, so that
-    covariances without full rank (fewer images than dimensions) need no correction.
+    The trace is computed from the symmetric (C_1^(1/2) C_2 C_1^(1/2))^(1/2), which has the same
+    one, so that singular covariances (fewer images than dimensions) need no correction.
 
     Args:
       means [d], covariances [d, d], symmetric and positive semidefinite.
@@ -67,4 +67,4 @@ def distance(
     inner = root @ c2 @ root
     overlap = np.sqrt(np.maximum(np.linalg.eigvalsh((inner + inner.T) / 2), 0)).sum()
     result = np.square(m1 - m2).sum() + np.trace(c1) + np.trace(c2) - 2 * overlap
-    return max(float(result), 0.0)  # rounding of two equal sets
+    return max(float(result), 0.0)  # rounding may make it negative for two equal sets

@@ -1,4 +1,4 @@
-"""Scores of a segmentation, from the confusion matrix of its places."""
+"""Scores of a segmentation, computed from the confusion matrix of its pixels or patches."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,14 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.losses.segmentation import IGNORE
 
-ABSENT = ("zero", "skip")  # what a class that is only predicted counts as
+ABSENT = ("zero", "skip")  # how a class that is only predicted counts
 
 
 def confusion(
     truth: ArrayLike, predicted: ArrayLike, *, num_classes: int, ignore: int = IGNORE
 ) -> np.ndarray:
-    """[c, c] int64 counts, rows: truth, columns: prediction; places where the truth is `ignore` do
-    not count.
+    """Confusion matrix [c, c] int64, with rows of true and columns of predicted classes. Pixels or
+    patches whose true class is `ignore` do not count.
     """
     truth, predicted = np.asarray(truth).ravel(), np.asarray(predicted).ravel()
     valid = truth != ignore
@@ -23,7 +23,7 @@ def confusion(
 
 
 def num_classes(*masks: Iterable[np.ndarray]) -> int:
-    """1 + the largest label in the masks, `ignore` left out."""
+    """1 + the largest label in the masks, without `IGNORE`."""
 
     def largest(mask):
         return int(np.where(mask == IGNORE, 0, mask).max(initial=0))
@@ -34,7 +34,7 @@ def num_classes(*masks: Iterable[np.ndarray]) -> int:
 def class_iou(counts: ArrayLike, absent: str = "zero") -> np.ndarray:
     """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix [c, c].
 
-    NaN for classes neither in the truth nor predicted. One that is only predicted is 0 with
+    NaN for classes neither in the truth nor predicted. A class that is only predicted is 0 with
     absent="zero", as in mmsegmentation (`IoUMetric`), and NaN with "skip".
     """
     if absent not in ABSENT:
@@ -47,7 +47,7 @@ def class_iou(counts: ArrayLike, absent: str = "zero") -> np.ndarray:
 
 
 def mean_iou(iou: ArrayLike) -> float:
-    """Mean (0..1) over the classes that count, those that are not NaN."""
+    """Mean (0..1) over the classes that are not NaN."""
     counted = np.isfinite(iou)
     if not counted.any():
         raise ValueError("no labelled place: every pixel or patch is ignored")
@@ -55,16 +55,16 @@ def mean_iou(iou: ArrayLike) -> float:
 
 
 def class_accuracy(counts: ArrayLike) -> np.ndarray:
-    """[c] share of a class's places that were found, TP / (TP + FN), from a confusion matrix
-    [c, c]; NaN for classes that are not in the truth. mAcc is their mean."""
+    """Accuracy [c] of each class, TP / (TP + FN), from a confusion matrix [c, c]; NaN for classes
+    that are not in the truth. mAcc is their mean."""
     counts = np.asarray(counts, np.float64)
     truth = counts.sum(axis=1)
     return np.where(truth > 0, np.diag(counts) / np.maximum(truth, 1), np.nan)
 
 
 def accuracy(counts: ArrayLike) -> float:
-    """Share (0..1) of all labelled places that were found (aAcc), from a confusion matrix [c, c].
-    Raises ValueError where no place is labelled."""
+    """Share (0..1) of labelled pixels or patches that are classified correctly (aAcc), from a
+    confusion matrix [c, c]. Raises ValueError if none is labelled."""
     counts = np.asarray(counts, np.float64)
     if not counts.sum():
         raise ValueError("no labelled place: every pixel or patch is ignored")

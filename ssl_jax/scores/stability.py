@@ -1,8 +1,8 @@
-"""What stays and what moves when an image is shifted or cropped (STELLAR figure 2).
+"""How tokens and their maps change when an image is shifted or cropped (STELLAR figure 2).
 
-The paper gives no definition of its curves. Here: cosine of matched tokens (one-to-one, of least
-total distance), and the relative Frobenius change |L' - L| / |L| of maps with the columns matched
-likewise; each the mean over images, of a shift along both axes.
+The paper does not define its curves. Here they are the cosine of tokens, matched one to one with
+the least total distance, and the relative Frobenius change |L' - L| / |L| of the maps, whose
+columns are matched in the same way; each is the mean over images and over both axes of a shift.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +17,10 @@ from ssl_jax.scores import normalize
 
 
 class Parts(NamedTuple):
-    """What and where of B images."""
+    """Tokens ("what") and maps ("where") of B images."""
 
     tokens: np.ndarray  # [B, r, d]
-    maps: np.ndarray  # [B, h, w, k]: k = r, a map per token, or channels that belong to no token
+    maps: np.ndarray  # [B, h, w, k]: one map per token (k = r), or other channels
 
 
 class Shifted(NamedTuple):
@@ -28,48 +28,49 @@ class Shifted(NamedTuple):
 
     what: np.ndarray  # cosine of matched tokens
     where: np.ndarray  # relative Frobenius change of the maps
-    follows: np.ndarray  # the same where the map moved with the image; NaN between whole patches
+    follows: np.ndarray  # change from maps moved with the image; NaN unless moved by whole patches
     other: float  # cosine of matched tokens of different images
 
 
 def matching(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """[N, r] int: for each token of the first sets [N, r, d] its partner in the second, one to one,
-    of least total Euclidean distance (as `ops.align_sets` with "hungarian", without compiling)."""
-    pairs = (spatial.distance.cdist(one, other) for one, other in zip(first, second, strict=True))
+    """Matches the tokens of sets [N, r, d] one to one with the least total Euclidean distance: for
+    each token of `first` the index of its partner in `second`, [N, r] int. Like `ops.align_sets`
+    with "hungarian", without compiling."""
+    pairs = (spatial.distance.cdist(a, b) for a, b in zip(first, second, strict=True))
     return np.stack([optimize.linear_sum_assignment(cost)[1] for cost in pairs])
 
 
 def matched(index: np.ndarray, array: np.ndarray, axis: int = 1) -> np.ndarray:
-    """`array` with its `axis` (r tokens) in the order of `matching`."""
+    """Reorders `axis` (r tokens) of `array` by the `index` of `matching`."""
     shape = [len(index)] + [1] * (array.ndim - 1)
     shape[axis] = index.shape[1]
     return np.take_along_axis(array, index.reshape(shape), axis=axis)
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """[N] mean cosine of matched tokens of two sets [N, r, d]."""
+    """Mean cosine [N] of matched tokens of two sets [N, r, d]."""
     pairs = first, matched(matching(first, second), second)
-    one, other = map(normalize.on_host, pairs)
-    return (one * other).sum(axis=-1).mean(axis=-1)
+    a, b = map(normalize.on_host, pairs)
+    return (a * b).sum(axis=-1).mean(axis=-1)
 
 
 def invariance(first: np.ndarray, second: np.ndarray) -> float:
-    """How much closer tokens [N, r, d] are to those of the other view of their picture than to
-    those of the picture before it, by the cosine of matched tokens: 1 = the same, 0 = no closer."""
+    """Compares the cosine of matched tokens [N, r, d] of two views of an image with that of the
+    previous image's tokens: 1 = the views are equal, 0 = no closer than different images."""
     foreign = float(cosine(first, np.roll(second, 1, axis=0)).mean())
     return (float(cosine(first, second).mean()) - foreign) / max(1 - foreign, 1e-6)
 
 
 def change(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """[N] relative Frobenius change |second - first| / |first| of arrays [N, ...], float64."""
+    """Relative Frobenius change |second - first| / |first| of arrays [N, ...]: [N] float64."""
     first, second = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (first, second))
     size = np.maximum(np.linalg.norm(first, axis=1), 1e-12)
     return np.linalg.norm(second - first, axis=1) / size
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Of maps [N, h, w, r]: the mean over pictures of the correlation over cells; maps that vary
-    more weigh more."""
+    """Correlation of maps [N, h, w, r] over all cells of an image, averaged over images; maps that
+    vary more have more weight."""
     first, second = (x - x.mean(axis=(1, 2), keepdims=True) for x in (first, second))
     norms = np.sqrt(np.square(first).sum((1, 2, 3)) * np.square(second).sum((1, 2, 3)))
     return float(np.mean((first * second).sum((1, 2, 3)) / np.maximum(norms, 1e-12)))
@@ -78,8 +79,8 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 def random_crop(
     rng: np.random.Generator, image: np.ndarray, size: tuple[int, int], scale: Sequence[float]
 ) -> np.ndarray:
-    """A random part of an image [H, W, 3] of its own shape and a share of its area drawn from
-    `scale`, resized to (height, width)."""
+    """A random crop of an image [H, W, 3] with the image's aspect ratio and a share of its area
+    drawn from `scale`, resized to `size` (height, width)."""
     full = np.array(image.shape[:2])
     part = np.maximum(1, np.round(full * np.sqrt(rng.uniform(scale[0], scale[1]))).astype(int))
     y, x = (int(rng.integers(0, n + 1)) for n in full - part)
@@ -98,16 +99,16 @@ def shifted(
     window: tuple[int, int],
     patch: int,
 ) -> Shifted:
-    """How parts change when a window moves over images.
+    """How Parts change when a window moves over images, along one axis at a time and centred along
+    the other.
 
     Args:
       function: images [n, h, w, 3] -> Parts.
-      images: [N, H, W, 3]; shifts: pixels; the window (h, w) moves to the right, then down, from a
-        place in the middle of the other axis.
-      patch: pixels a cell of the maps stands for.
+      images: [N, H, W, 3]. shifts, window (h, w): in pixels.
+      patch: side of a cell of the maps, in pixels.
 
     Raises:
-      ValueError: a shift leads out of the images.
+      ValueError: a shift moves the window out of the images.
     """
     free = [full - side for full, side in zip(images.shape[1:3], window)]
     if max(shifts) > min(free):
@@ -130,7 +131,7 @@ def shifted(
 
 
 def _compared(first: Parts, after: Parts, axis: int, shift: int, patch: int):
-    """(what, where, follows) of one shift, means over images."""
+    """(what, where, follows) of one shift, each a mean over images; see `Shifted`."""
     index = matching(first.tokens, after.tokens)
     owned = first.maps.shape[-1] == first.tokens.shape[1] > 1
     maps = matched(index, after.maps, axis=3) if owned else after.maps
@@ -138,8 +139,8 @@ def _compared(first: Parts, after: Parts, axis: int, shift: int, patch: int):
     cells, rest = divmod(shift, patch)
     length = first.maps.shape[1 + axis]
     if not rest and cells < length:
-        gone = first.maps.take(range(cells, length), 1 + axis)
-        follows = change(gone, maps.take(range(length - cells), 1 + axis)).mean()
+        expected = first.maps.take(range(cells, length), 1 + axis)
+        follows = change(expected, maps.take(range(length - cells), 1 + axis)).mean()
     what = cosine(first.tokens, after.tokens).mean()
     return what, change(first.maps, maps).mean(), follows
 
@@ -153,8 +154,8 @@ def cropped(
     size: tuple[int, int],
     seed: int,
 ) -> tuple[float, float]:
-    """Cosine of matched tokens of two random crops of an image, and of crops of different images;
-    means over all pairs of `crops` crops. At least 2 images."""
+    """Cosines of matched tokens of two random crops of an image, and of crops of different images;
+    means over all pairs of `crops` crops and over at least 2 images."""
     rng = np.random.Generator(np.random.Philox(key=seed))
     sets = [
         function(np.stack([random_crop(rng, image, size, scale) for image in images])).tokens
@@ -177,16 +178,16 @@ def measured(
     patch: int,
     seed: int,
 ) -> tuple[Shifted, tuple[float, float]]:
-    """Means of `shifted` and of `cropped` over images, of batches weighted by their size.
+    """Means over images of `shifted` and of `cropped`.
 
     Args:
-      batches: [n, H, W, 3] each. A batch of one image counts only if it is the only one, which is
-        refused.
-      window: side of the window that moves, in pixels; 0: what the largest shift leaves.
+      batches: images [n, H, W, 3], n >= 2. Later batches of one image are left out.
+      window: side of the moving window, in pixels; 0 = the image minus the largest shift.
       others: see `shifted` and `cropped`.
 
     Raises:
-      ValueError: a single image, or images smaller than a patch and the largest shift.
+      ValueError: the first batch has one image, or images are smaller than a patch plus the largest
+        shift.
     """
     moved: list[Shifted] = []
     pairs: list[tuple[float, float]] = []
@@ -194,7 +195,7 @@ def measured(
     for number, images in enumerate(batches):
         if len(images) < 2:
             if weights:
-                continue  # a single image has no other to be compared with
+                continue  # a single image cannot be compared with another
             raise ValueError("one image, where at least 2 are compared")
         part = _window(images.shape[1:3], window, max(shifts), patch)
         moved.append(shifted(function, images, shifts, part, patch))
@@ -207,7 +208,7 @@ def measured(
 
 
 def _window(size, window, shift, patch):
-    """(height, width) of the part of images of `size` that the network sees, in whole patches."""
+    """(height, width) of the moving window in images of `size`, in whole patches."""
     height, width = (max(window or side - shift, 0) // patch * patch for side in size)
     if not height or not width:
         raise ValueError(
@@ -218,18 +219,20 @@ def _window(size, window, shift, patch):
 
 
 def means(shifts: Sequence[int], moved: Shifted, pairs: tuple[float, float]) -> dict[str, float]:
-    """Results of `measured` by name: "" and "_where", means over the shifts above 0; "_follows",
-    over those by whole patches; "_other", "_crops", "_crops_other"; and of each shift, "_what_8"
-    and "_where_8". What is not finite is left out."""
-    some = np.array(shifts) > 0
-    whole = some & np.isfinite(moved.follows)
+    """Results of `measured` by the suffix of their name.
+
+    "" and "_where" are means over shifts above 0, "_follows" over those by whole patches; "_other",
+    "_crops" and "_crops_other" are the cosines; "_what_8" and "_where_8" belong to a shift of 8.
+    Values that are not finite are left out."""
+    moving = np.array(shifts) > 0
+    by_patches = moving & np.isfinite(moved.follows)
     values = {
-        "": moved.what[some].mean() if some.any() else np.nan,
-        "_where": moved.where[some].mean() if some.any() else np.nan,
+        "": moved.what[moving].mean() if moving.any() else np.nan,
+        "_where": moved.where[moving].mean() if moving.any() else np.nan,
         "_other": moved.other,
         "_crops": pairs[0],
         "_crops_other": pairs[1],
-        "_follows": moved.follows[whole].mean() if whole.any() else np.nan,
+        "_follows": moved.follows[by_patches].mean() if by_patches.any() else np.nan,
     }
     for shift, what, where in zip(shifts, moved.what, moved.where):
         values |= {f"_what_{shift}": what, f"_where_{shift}": where}

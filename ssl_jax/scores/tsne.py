@@ -1,17 +1,17 @@
-"""t-SNE of vectors (van der Maaten & Hinton 2008), and how far its picture can be trusted."""
+"""t-SNE of vectors (van der Maaten & Hinton 2008), and the trustworthiness of the result."""
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-_NEIGHBOURS = 5  # whose trustworthiness is measured
+_NEIGHBOURS = 5  # neighbours of a point in the trustworthiness
 
 
 def embed(
     features: ArrayLike, *, perplexity: float = 30.0, dimensions: int = 2, seed: int = 0
 ) -> np.ndarray:
-    """Points [N, dimensions] float32 of rows [N, d]: scikit-learn's t-SNE from a random start.
+    """Points [N, dimensions] float32 of rows [N, d], by scikit-learn's t-SNE from a random start.
 
-    Raises ValueError for no more rows than the perplexity, or fewer than 3.
+    Raises ValueError unless there are at least 3 rows and more than the perplexity.
     """
     from sklearn.manifold import TSNE
 
@@ -26,8 +26,8 @@ def embed(
 
 
 def trust(features: ArrayLike, points: np.ndarray) -> float:
-    """Trustworthiness, 0..1, of points [N, p] for rows [N, d]: 1 where the five neighbours of a
-    point are neighbours among the rows (Venna & Kaski 2001, scikit-learn)."""
+    """Trustworthiness, 0..1, of points [N, p] for rows [N, d]: 1 if the five nearest neighbours of
+    each point are also neighbours among the rows (Venna & Kaski 2001, scikit-learn)."""
     from sklearn.manifold import trustworthiness
 
     count = min(_NEIGHBOURS, (len(points) - 1) // 2)

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.losses.segmentation import IGNORE
 
-TOLERANCE = 0.008  # of the diagonal: how far a boundary may be off
-_HIT = 0.5  # recall counts the frames with a value above it
+TOLERANCE = 0.008  # largest distance of matching boundaries, as a share of the diagonal
+_HIT = 0.5  # recall is the share of frames with a value above it
 
 
 class Measured(NamedTuple):
@@ -38,21 +38,21 @@ def boundary_accuracy(
 
     truth, predicted: bool [H, W]. 1 if neither has a boundary, 0 if only one has.
     """
-    ours, theirs = boundary(predicted), boundary(truth)
-    if not ours.any() or not theirs.any():
-        return float(ours.any() == theirs.any())
-    near = _disk(int(np.ceil(tolerance * np.hypot(*ours.shape))))
-    precision = (ours & _dilated(theirs, near)).sum() / ours.sum()
-    recall = (theirs & _dilated(ours, near)).sum() / theirs.sum()
+    predicted_edge, true_edge = boundary(predicted), boundary(truth)
+    if not predicted_edge.any() or not true_edge.any():
+        return float(predicted_edge.any() == true_edge.any())
+    near = _disk(int(np.ceil(tolerance * np.hypot(*predicted_edge.shape))))
+    precision = (predicted_edge & _dilated(true_edge, near)).sum() / predicted_edge.sum()
+    recall = (true_edge & _dilated(predicted_edge, near)).sum() / true_edge.sum()
     total = precision + recall
     return float(2 * precision * recall / total) if total else 0.0
 
 
 def boundary(mask: ArrayLike) -> np.ndarray:
-    """Pixels of a mask [H, W] that differ from the next one to the right, below, or both: bool
-    [H, W]. The border of the image is no boundary."""
+    """Boundary of a mask [H, W]: the pixels that differ from the neighbour to the right, below or
+    diagonally below right; bool [H, W]. The border of the image is not a boundary."""
     mask = np.asarray(mask, bool)
-    # Beyond the last row and column lies a copy of them, so that no boundary is seen there.
+    # The last row and column are repeated, so that the border is not a boundary.
     padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
     right, below, across = padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]
     return (mask ^ right) | (mask ^ below) | (mask ^ across)
@@ -68,16 +68,15 @@ def _dilated(mask: np.ndarray, near: np.ndarray) -> np.ndarray:
 
 
 def measure(truth: np.ndarray, predicted: np.ndarray) -> list[Measured]:
-    """Scores of the objects of one video.
-
-    The first frame is given and the last is left out, as in the official evaluation.
+    """Scores of the objects of one video. The first frame, whose mask is given, and the last do not
+    count, as in the official evaluation.
 
     Args:
-      truth: [T, H, W] uint8, the object of each pixel: 0 = background, 255 = ignore. predicted:
-        likewise, without 255; T >= 3.
+      truth: [T, H, W] uint8, T >= 3, the object of each pixel; 0 = background, 255 = ignore.
+      predicted: likewise, without 255.
 
     Returns:
-      One entry for each object 1..n, n the largest number in `truth`.
+      One entry for each object 1..n, with n the largest number in `truth`.
 
     Raises:
       ValueError: shapes do not fit, fewer than three frames, or no object.

@@ -1,4 +1,4 @@
-"""Classes of the pixels of an image from logits of its windows, and their counts."""
+"""Sliding windows: joins the logits of an image's windows into classes of its pixels."""
 
 import functools
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ import numpy as np
 
 from ssl_jax.models import segmentation
 
-_BUCKET = 64  # pixels: canvases and results are this much too large at most, to compile fewer sizes
+_BUCKET = 64  # pixels; sides are rounded up to multiples of it, so that fewer sizes are compiled
 
 
 def starts(length: int, window: int, stride: int) -> list[int]:
-    """Where windows begin along a side: every `stride`, the last one moved back to the border; as
-    mmsegmentation's slide_inference."""
+    """Starts of the windows along a side: every `stride` pixels, the last one moved back to end at
+    the border; as in mmsegmentation's slide_inference."""
     count = max(length - window + stride - 1, 0) // stride + 1
     return [max(min(i * stride + window, length) - window, 0) for i in range(count)]
 
 
 def grid_labels(masks: Any, grid: Sequence[int]) -> Any:
-    """[..., H, W] -> [..., h, w], the label at (floor(i H / h), floor(j W / w)), as torch's nearest
-    interpolation."""
+    """Reduces masks [..., H, W] to [..., h, w]: the labels at (floor(i H / h), floor(j W / w)), as
+    in torch's nearest interpolation."""
     rows, columns = (np.arange(new) * old // new for new, old in zip(grid, masks.shape[-2:]))
     return masks[..., rows, :][..., columns]
 
@@ -36,8 +36,8 @@ def join(
 ) -> np.ndarray:
     """Classes uint8 [networks, H, W] from the logits [windows, networks, h, w, c] of an image.
 
-    Each window's logits are upsampled to its pixels, averaged where windows overlap, resampled to
-    `result`, all bilinearly, and the largest wins; as mmsegmentation's tests do it.
+    The logits of each window are upsampled to its pixels, averaged where windows overlap and
+    resampled to `result`, all bilinearly; the largest wins, as in mmsegmentation's inference.
 
     corners: (y, x) of the windows in an image of `size`. window: (height, width) of each. result:
     (H, W).
@@ -50,8 +50,8 @@ def join(
         height, width = (_bucket(max(a, b)) for a, b in zip(size, window))
         canvas = jnp.zeros((logits.shape[1], height, width, logits.shape[-1]), jnp.float32)
         counts = np.zeros((height, width), np.float32)
-        for one, (y, x) in zip(logits, corners):
-            canvas = _added(canvas, one, y, x, window)
+        for part, (y, x) in zip(logits, corners):
+            canvas = _added(canvas, part, y, x, window)
             counts[y : y + window[0], x : x + window[1]] += 1
     samples = [_samples(old, new, _bucket(new)) for old, new in zip(size, result)]
     labels = _decided(canvas, np.maximum(counts, 1), *samples)
@@ -63,8 +63,8 @@ def _bucket(length: int) -> int:
 
 
 def _samples(old: int, new: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of `new` bilinear samples of `old` pixels: the two neighbours and the second one's weight,
-    filled up to `length`."""
+    """For `new` bilinear samples of `old` pixels, padded to `length`: the first neighbour, the
+    second, and the weight of the second."""
     places = np.maximum((np.arange(length) + 0.5) * old / new - 0.5, 0)
     first = np.minimum(np.floor(places).astype(np.int32), old - 1)
     weight = np.where(first < old - 1, places - first, 0).astype(np.float32)
@@ -78,15 +78,15 @@ def _enlarged(logits, size):
 
 @functools.partial(jax.jit, static_argnames="size", donate_argnums=0)
 def _added(canvas, logits, y, x, size):
-    """The canvas with a window's logits [networks, h, w, c] added at (y, x)."""
+    """Adds the logits [networks, h, w, c] of a window to the canvas at (y, x)."""
     large = segmentation.upsample(logits, size)
-    there = jax.lax.dynamic_slice(canvas, (0, y, x, 0), large.shape)
-    return jax.lax.dynamic_update_slice(canvas, there + large, (0, y, x, 0))
+    current = jax.lax.dynamic_slice(canvas, (0, y, x, 0), large.shape)
+    return jax.lax.dynamic_update_slice(canvas, current + large, (0, y, x, 0))
 
 
 @jax.jit
 def _decided(canvas, counts, rows, columns):
-    """Averages, resamples and takes the largest: uint8 [networks, H, W]."""
+    """Averages and resamples the canvas and takes the largest class: uint8 [networks, H, W]."""
     x = canvas / counts[..., None]
     for axis, (first, second, weight) in ((1, rows), (2, columns)):
         shape = [1, 1, 1, 1]

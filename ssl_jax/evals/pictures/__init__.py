@@ -1,7 +1,8 @@
-"""Pictures as data; `report.render` draws them.
+"""Pictures as data, which `report.render` draws.
 
-What a method alone can show is in a module beside it with `draw(encoder, images)`; methods outside
-the package call `register`. The modules here are the pictures of evaluations and of any network.
+The modules here make the pictures of evaluations and of all networks. Pictures of one method are in
+a module next to the method, with `draw(encoder, images)`; methods outside of the package call
+`register`.
 """
 
 from ssl_jax.methods import ibot_pictures, mae_pictures  # noqa: F401, each registers its own

@@ -1,4 +1,4 @@
-"""What the class token attends to in the last block."""
+"""Attention maps of the class token in the last block."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,14 +24,14 @@ def draw(encoder: Callable[..., Features], images: np.ndarray) -> dict[str, Pict
 
 
 def cls_attention(attention: jax.Array | np.ndarray, grid: Sequence[int]) -> np.ndarray:
-    """What the class token attends to: [B, heads, N, N] (tokens: class, patches, queries) -> [B,
-    heads, h, w]."""
+    """Attention of the class token to the patches: [B, heads, N, N] (tokens: class, patches,
+    queries) -> [B, heads, h, w]."""
     h, w = grid
     return np.asarray(attention)[:, :, 0, 1 : 1 + h * w].reshape(*attention.shape[:2], h, w)
 
 
 def picture(images: ArrayLike, maps: ArrayLike) -> Picture:
-    """One row per image: the image, the mean over heads laid over it, and each head.
+    """One row per image: the image, the image with the mean over heads as overlay, and each head.
 
     Args:
       images: [n, H, W, 3] in [0, 1]. maps: [n, heads, h, w], attention of the class token to each

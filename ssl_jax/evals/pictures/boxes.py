@@ -1,4 +1,4 @@
-"""Images with true and with predicted boxes."""
+"""Images with true and predicted boxes."""
 
 import colorsys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 from ssl_jax.scores.detection import Boxes
 
-_SIDE = 480  # pixels of an image's longer side, so that lines are thin beside it
+_SIDE = 480  # longer side of a drawn image in pixels, large compared with the lines
 _LINE = 3
 
 
@@ -23,7 +23,7 @@ def picture(
     class_names: Sequence[str] | None = None,
 ) -> Picture:
     """One row per image: its true boxes, and the predicted ones with a score of at least
-    `least_score`; a colour for each class.
+    `least_score`. Each class has a colour.
 
     images: [H, W, 3], uint8 or in [0, 1].
     """
@@ -48,7 +48,7 @@ def picture(
 
 
 def _drawn(image: Any, boxes: Boxes) -> np.ndarray:
-    """The image, enlarged, with its boxes: float [H, W, 3] in [0, 1]."""
+    """Enlarges the image and draws its boxes: float [H, W, 3] in [0, 1]."""
     image = np.asarray(image)
     if image.dtype != np.uint8:
         image = np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
@@ -63,7 +63,7 @@ def _drawn(image: Any, boxes: Boxes) -> np.ndarray:
 
 
 def _color(label: int) -> tuple[int, int, int]:
-    """A bright colour; neighbours differ by the golden angle."""
+    """A bright colour; hues of consecutive labels differ by the golden angle."""
     red, green, blue = colorsys.hsv_to_rgb((0.14 + label * 0.618034) % 1, 0.9, 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
 

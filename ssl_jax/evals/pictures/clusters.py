@@ -1,4 +1,4 @@
-"""Clusters of patches beside the true regions."""
+"""Clusters of patches next to the true regions."""
 
 import numpy as np
 
@@ -8,8 +8,10 @@ from ssl_jax.scores.clusters import agreement
 
 
 def picture(images: np.ndarray, labels: np.ndarray, clusters: np.ndarray, kind: str) -> Picture:
-    """One row per image [n, H, W, 3] in [0, 1]: the image, its regions, its clusters; labels and
-    clusters are [n or more, h, w] int, 255 = no label. kind: of the clusters, for the title."""
+    """One row per image: the image, its true regions, its clusters.
+
+    images: [n, H, W, 3] in [0, 1]. labels, clusters: [n or more, h, w] int, 255 = no label. kind:
+    of the clusters, for the title."""
     count = len(images)
     result = agreement(clusters[:count], labels[:count])
 
@@ -27,5 +29,5 @@ def picture(images: np.ndarray, labels: np.ndarray, clusters: np.ndarray, kind: 
 
 
 def _numbered(labels):
-    """Labels as 0, 1, ... in their order, so that few colours do; those below 0 are -1."""
+    """Renumbers labels as 0, 1, ... in their order, to use few colours; those below 0 become -1."""
     return np.unique(labels, return_inverse=True)[1] - (labels < 0).any()

@@ -1,4 +1,4 @@
-"""How each class fared, and what it was taken for."""
+"""Score of each class, and the confusion matrix."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ def picture(
     title: str = "Correct share of each class, and the classes predicted for it",
     measure: str = "right",
 ) -> Classes:
-    """A bar for each class, and on the same rows where its examples went.
+    """A bar for each class and, in the same row, its examples by predicted class.
 
     Args:
-      counts: [c, c] examples by true (row) and predicted class. values: [c] in 0..1, what the bars
-        show, NaN for a class that is not there; None: the share of the class that is right.
-      names: of the classes. measure: what the values are called.
+      counts: [c, c] examples by true (row) and predicted class. values: [c] in 0..1, lengths of the
+        bars, NaN for a class without examples; None = the accuracy of each class.
+      names: of the classes. measure: name of the values.
     """
     total = counts.sum(axis=1)
     shares = counts / np.maximum(total, 1)[:, None]
@@ -34,6 +34,6 @@ def picture(
 def of_labels(
     labels: np.ndarray, predicted: np.ndarray, num_classes: int, names: Sequence[str] | None
 ) -> Classes:
-    """`picture` of true and predicted classes [n], both in [0, num_classes)."""
+    """`picture` for true and predicted classes [n], both in [0, num_classes)."""
     counts = metrics.confusion(labels, predicted, num_classes=num_classes, ignore=-1)
     return picture(counts, names=names)

@@ -1,4 +1,4 @@
-"""Images beside their nearest neighbours."""
+"""Images next to their nearest neighbours."""
 
 import collections
 import itertools
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 
-_COLUMNS = 6  # images of `points`, side by side
+_COLUMNS = 6  # images in a row of `points`
 _RIGHT, _WRONG, _QUERY = "#1a9850", "#d73027", "#333333"
 
 
@@ -21,13 +21,13 @@ def picture(
     neighbour_labels: ArrayLike,
     class_names: Sequence[str] | None = None,
 ) -> Picture:
-    """One row per query: the query, then its nearest neighbours; the frame says whether the class
-    agrees.
+    """One row per query: the query, then its nearest neighbours, framed in green if they have the
+    query's class and in red if not.
 
     Args:
       queries: [n, H, W, 3]; neighbours: [n, k, H, W, 3], nearest first; images in [0, 1].
       similarity: [n, k]. query_labels: [n] int, neighbour_labels: [n, k] int.
-      class_names: names of the classes; None: numbers.
+      class_names: names of the classes; None = show their numbers.
     """
     queries, neighbours, similarity = map(np.asarray, (queries, neighbours, similarity))
     truth, labels = np.asarray(query_labels), np.asarray(neighbour_labels)
@@ -57,10 +57,7 @@ def picture(
 
 
 def unjudged(queries: ArrayLike, neighbours: ArrayLike, similarity: ArrayLike) -> Picture:
-    """The same of images without labels: nothing says which neighbours are right.
-
-    Args: as `picture`.
-    """
+    """Like `picture`, for images without labels."""
     queries, neighbours, similarity = map(np.asarray, (queries, neighbours, similarity))
     rows = tuple(
         (
@@ -82,11 +79,11 @@ def judged_rows(
     title: str,
     meaning: tuple[str, str],
 ) -> Picture:
-    """One row per query: the query, then images in a frame that says whether they are right.
+    """One row per query: the query, then its neighbours, framed in green if right, in red if wrong.
 
     Args:
-      queries: n images [H, W, 3] in [0, 1] of any size; neighbours: k of each.
-      right: bool [n, k]. meaning: what right and wrong are called.
+      queries: n images [H, W, 3] in [0, 1] of any size. neighbours: k images for each query.
+      right: bool [n, k]. meaning: names of right and wrong in the legend.
     """
     right = np.asarray(right)
 
@@ -113,10 +110,10 @@ def points(
     class_names: Sequence[str] | None,
     title: str,
 ) -> Picture:
-    """Images with the points whose patches voted, and how many of them name the class.
+    """Images with the points of the patches that voted, and the number of votes for the true class.
 
     Args:
-      images: n of [H, W, 3] in [0, 1]. places: [n or more, P, 2], (y, x) in 0..1. labels: [n or
+      images: n images [H, W, 3] in [0, 1]. places: [n or more, P, 2], (y, x) in 0..1. labels: [n or
         more] int. predicted: [n or more, P] int.
     """
 
@@ -132,15 +129,15 @@ def points(
 
 
 def turns(kinds: Iterable[Hashable]) -> list[int]:
-    """How many of the same kind come before each: in their order, queries are the first of each
-    kind, then the second, ..."""
+    """For each entry, the number of earlier entries of its kind. Sorted by it, queries are the
+    first of each kind, then the second of each, ..."""
     counts: dict[Hashable, Iterator[int]] = collections.defaultdict(itertools.count)
     return [next(counts[kind]) for kind in kinds]
 
 
 def judged(right: bool) -> tuple[str, str]:
-    """Colour and sign of what is right or wrong; a sign for those who cannot tell red from
-    green."""
+    """(colour, sign) of right or wrong; the sign is for readers who cannot distinguish the
+    colours."""
     return (_RIGHT, "\u2713") if right else (_WRONG, "\u2717")
 
 

@@ -1,4 +1,4 @@
-"""What patch tokens say, as colours: patches of a colour are alike, within and across images."""
+"""Patch tokens as colours: patches with similar colours have similar tokens, also across images."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ from ssl_jax.methods.base import Features
 from ssl_jax.methods.pictures.base import Panel, Picture
 
 _ROW = 6  # images in a row
-_RANGE = (1.0, 99.0)  # percentiles of a component that become dark and bright
+_RANGE = (1.0, 99.0)  # percentiles of a component that are drawn dark and bright
 
 
 def draw(encoder: Callable[..., Features], images: np.ndarray) -> dict[str, Picture]:
-    """{"pca": images, and below each its patch tokens in colours}.
+    """{"pca": images, each with its patch tokens as colours below}.
 
     encoder: images -> Features. images: [n, H, W, 3] in [0, 1].
     """
@@ -29,11 +29,11 @@ def draw(encoder: Callable[..., Features], images: np.ndarray) -> dict[str, Pict
 
 
 def principal_colours(patches: ArrayLike) -> np.ndarray:
-    """[n, h, w, 3] in [0, 1]: the first three principal components of tokens [n, h, w, d], each
-    stretched from its 1st to its 99th percentile; d is at least 3.
+    """The first three principal components of tokens [n, h, w, d], d >= 3, each scaled so that its
+    1st to 99th percentile covers [0, 1]: [n, h, w, 3].
 
-    The components are of all images together, so colours can be compared. The sign of a component
-    is that which makes its largest weight positive.
+    The components are computed over all images, so colours can be compared. The sign of a component
+    is chosen so that its largest weight is positive.
     """
     patches = np.asarray(patches, np.float64)
     tokens = patches.reshape(-1, patches.shape[-1])

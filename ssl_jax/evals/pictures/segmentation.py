@@ -1,4 +1,4 @@
-"""Images beside their true classes and those that were predicted."""
+"""Images next to their true and predicted classes."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ssl_jax.methods.pictures.base import Classes, Panel, Picture, class_name
 from ssl_jax.scores.segmentation import Retrieval
 
 _FRAME = "#bbbbbb"
-_LEGEND = 24  # with more classes than this, the legend has those that appear
+_LEGEND = 24  # with more classes, the legend has only those that appear
 
 
 def picture(
@@ -25,9 +25,9 @@ def picture(
     """One row per image: the image, its mask, the true class of each patch, the predicted class.
 
     Args:
-      images: n of [H, W, 3] in [0, 1]. masks: n or more of [H, W] int, 255 = ignore. truth: of
-        [h, w] int, 255 = ignore. predicted: of [h, w] int. Sizes may differ from image to image.
-      class_names: names of all classes; None: numbers. One called "background" is light gray.
+      images: n images [H, W, 3] in [0, 1]. masks: n or more of [H, W] int, 255 = ignore. truth: n
+        or more of [h, w] int, 255 = ignore. predicted: n or more of [h, w] int. Sizes may differ.
+      class_names: names of all classes; None = show numbers. "background" is drawn in light gray.
     """
     masks, truth, predicted = (
         [part[i] for i in range(len(images))] for part in (masks, truth, predicted)
@@ -73,8 +73,10 @@ def of_retrieval(
     scored: bool,
     class_names: Sequence[str] | None,
 ) -> dict[str, Picture | Classes]:
-    """{"segmentation": `picture` of classes that were retrieved by k neighbours; "dense_classes":
-    IoU of each class and what its patches are taken for, if the result is of all images}."""
+    """{"segmentation": `picture` of the classes retrieved from k neighbours; "dense_classes": IoU
+    of each class and the confusion matrix of patches, if `scored`}.
+
+    scored: whether the result covers all test images."""
     title = f"Dense retrieval: the class of each patch from its {k} nearest training patches"
     drawn: dict[str, Picture | Classes] = {
         "segmentation": picture(

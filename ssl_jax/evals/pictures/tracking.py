@@ -1,4 +1,4 @@
-"""Videos with the objects that were followed through them."""
+"""Videos with tracked objects."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.methods.pictures.base import Animation, Panel, Picture
 
-_COLUMNS = 6  # frames of a strip
+_COLUMNS = 6  # frames in a row
 _FRAME = "#bbbbbb"
 
 Video = tuple[str, Sequence[np.ndarray], np.ndarray, np.ndarray]
@@ -16,8 +16,8 @@ background, 255 = ignore)."""
 
 
 def draw(videos: Iterable[Video]) -> dict[str, Picture | Animation]:
-    """{"tracking": frames of the videos with the objects as followed, "tracking_NAME": each as an
-    animation}."""
+    """{"tracking": frames of the videos with the tracked objects, "tracking_NAME": an animation of
+    each video}."""
     videos = list(videos)
     drawn: dict[str, Picture | Animation] = {"tracking": picture(videos)}
     for name, images, _, predicted in videos:
@@ -27,7 +27,7 @@ def draw(videos: Iterable[Video]) -> dict[str, Picture | Animation]:
 
 
 def picture(videos: Sequence[Video]) -> Picture:
-    """Two rows per video, evenly spaced frames: the objects as followed, and the truth."""
+    """Two rows of evenly spaced frames per video: tracked objects, and the truth."""
     rows = []
     for name, images, truth, predicted in videos:
         chosen = np.unique(np.linspace(0, len(images) - 1, _COLUMNS).round().astype(int))
@@ -49,7 +49,7 @@ def picture(videos: Sequence[Video]) -> Picture:
 
 
 def animation(name: str, images: Sequence[np.ndarray], predicted: np.ndarray) -> Animation:
-    """One video with the objects as followed."""
+    """One video with the tracked objects."""
     frames = tuple(
         Panel(image, labels=_objects(mask)) for image, mask in zip(images, predicted, strict=True)
     )
@@ -57,6 +57,6 @@ def animation(name: str, images: Sequence[np.ndarray], predicted: np.ndarray) ->
 
 
 def _objects(mask):
-    """Numbers of the objects from 0 on, -1 where there is none."""
+    """Objects numbered from 0; -1 = no object."""
     mask = np.asarray(mask, np.int64)
     return np.where(mask == IGNORE, -1, mask - 1)

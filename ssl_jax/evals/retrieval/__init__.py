@@ -1,8 +1,8 @@
 """Image retrieval without training.
 
-With `ground_truth`: the revisited Oxford and Paris benchmark (SOP and SOVE table 5, as iBOT and
-DINO evaluate it). Without: any labelled set, each test image against all others; what has its label
-is relevant.
+With `ground_truth` it is the revisited Oxford and Paris benchmark (SOP and SOVE table 5, with the
+protocol of DINO and iBOT). Without it, each image of a labelled test set is a query, for which the
+other images with its label are relevant.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from ssl_jax.evals.retrieval.settings import Settings
 from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import ranking
 
-# DINO's script, which iBOT, SOVE and SOP use, computes queries from whole images; the benchmark
-# itself cuts them out.
+# DINO's script, which iBOT, SOVE and SOP use, encodes whole query images; the benchmark crops them
+# to the queried object.
 _CHANGES: dict[str, Any] = dict(
     tokens="cls", crop_queries=False, fit=512, scales=(1.0, 2**-0.5, 0.5), k=(1, 5, 10)
 )
@@ -37,7 +37,7 @@ PROTOCOLS = {
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses an evaluation `name` whose ground truth is not there. Raises InputError."""
+    """Raises InputError if the ground truth of the evaluation `name` cannot be read."""
     if settings.ground_truth:
         try:
             ground_truth.read(settings.ground_truth, data.dir)
@@ -51,9 +51,9 @@ def _gallery(case: Case, settings: Settings) -> gallery.Gallery:
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """Mean average precision in percent: `retrieval`, of the benchmark's Medium setting or of a
-    labelled set; `retrieval_hard`, `retrieval_easy`, `retrieval_medium` of the benchmark; and the
-    mean precision among the first k of each, `retrieval_p5`, `retrieval_hard_p5`.
+    """Mean average precision in percent: `retrieval`, of the benchmark's level Medium or of a
+    labelled set; `retrieval_hard`, `retrieval_easy`, `retrieval_medium`, of the benchmark's levels.
+    For each also the mean precision among the first k: `retrieval_p5`, `retrieval_hard_p5`, ...
 
     Raises InputError for a set without labels, or a ground truth that does not fit it.
     """
@@ -69,7 +69,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
-    """{"retrieved": some queries with their nearest images}, as Medium judges them."""
+    """{"retrieved": some queries with their nearest images, judged by the level Medium}."""
     return {"retrieved": pictures.retrieved(case, settings, _gallery(case, settings))}
 
 

@@ -1,4 +1,4 @@
-"""What is searched in retrieval: features of queries and of a gallery, and what should be found."""
+"""Features of queries and of a gallery, and the gallery's images relevant to each query."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,20 +19,19 @@ from ssl_jax.scores import normalize, ranking
 
 
 class Gallery(NamedTuple):
-    """Features, what each query should find, and where the images are."""
+    """Queries and gallery, with their records and targets."""
 
-    queries: np.ndarray  # [q, d] of length 1
-    gallery: np.ndarray  # [n, d] of length 1
-    targets: dict[str, list[ranking.Query]]  # by setting of the benchmark, or ""
+    queries: np.ndarray  # [q, d], L2-normalised
+    gallery: np.ndarray  # [n, d], L2-normalised
+    targets: dict[str, list[ranking.Query]]  # by level of the benchmark, or under ""
     query_records: np.ndarray  # [q] records of the source
-    gallery_records: np.ndarray  # [n]
+    gallery_records: np.ndarray  # [n] records of the source
     titles: Sequence[str]  # of the queries
-    boxes: np.ndarray | None  # [q, 4] (left, top, right, bottom): what is cut out of the queries
+    boxes: np.ndarray | None  # [q, 4] (left, top, right, bottom), to which queries are cropped
 
 
 def benchmark(case: Case, settings: Settings) -> Gallery:
-    """The queries and the images of a ground truth. Raises InputError for images that are not
-    there."""
+    """Encodes the queries and images of a ground truth. Raises InputError for missing images."""
     truth = ground_truth.read(settings.ground_truth, case.config.data.dir)
     record_of = {Path(case.test.name(i)).stem: i for i in range(len(case.test))}
     missing = [name for name in (*truth.images, *truth.queries) if name not in record_of]
@@ -63,8 +62,8 @@ def benchmark(case: Case, settings: Settings) -> Gallery:
 
 
 def labelled(case: Case, settings: Settings) -> Gallery:
-    """The test images that can be read, each against all others. Raises InputError for one without
-    a label, or labels that no two share."""
+    """Encodes the readable test images, each of which is a query for all others. Raises InputError
+    if an image has no label, or no two images share one."""
     chosen = distributed.share(case.records("test")[1], case.shared)
 
     def show(row, record):
@@ -91,14 +90,13 @@ def labelled(case: Case, settings: Settings) -> Gallery:
 
 
 def shown(image: np.ndarray, settings: Settings, box: np.ndarray | None = None) -> np.ndarray:
-    """An image as it is shown to the network before it is scaled, or the part of it within a
-    box."""
+    """Crops an image to a box, if given, and shrinks it to `settings.fit`, before scaling."""
     return scales.shrunk(image if box is None else cut_out(image, box), settings.fit)
 
 
 def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
-    """The part of an image within a box (left, top, right, bottom), rounded to whole pixels; all of
-    it where the box shows nothing."""
+    """Crops an image to a box (left, top, right, bottom), rounded to whole pixels. Returns the
+    whole image if the box is empty."""
     left, top, right, bottom = (max(0, round(float(x))) for x in box)
     part = image[top:bottom, left:right]
     return part if part.size else image
@@ -107,7 +105,8 @@ def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
 def _encoded(
     case: Case, settings: Settings, source: Any, records: np.ndarray, show: Callable
 ) -> list[np.ndarray]:
-    """Vectors [n, d] of length 1 of the images of all processes, and what `show` says of them."""
+    """Encodes images and gathers all processes' results: [unit vectors [n, d], numbers that `show`
+    put into its views]."""
     about, sums = scales.encoded(
         case.network,
         source,

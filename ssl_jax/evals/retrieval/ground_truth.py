@@ -12,24 +12,24 @@ _LISTS = ("easy", "hard", "junk")
 
 
 class GroundTruth(NamedTuple):
-    """N images, Q queries. Names are those of files without the extension."""
+    """N images and Q queries, named by their files without the extension."""
 
     images: tuple[str, ...]
     queries: tuple[str, ...]
     boxes: np.ndarray  # [Q, 4] float64 (left, top, right, bottom), the object in the query image
-    # per query, rows of `images`: the object is seen clearly, under difficulties, or hardly
+    # rows of `images` for each query, where the object is clearly, partly or barely visible
     easy: tuple[np.ndarray, ...]
     hard: tuple[np.ndarray, ...]
     junk: tuple[np.ndarray, ...]
 
 
 def read(path: str | Path, folder: str | Path = "") -> GroundTruth:
-    """The ground truth in a JSON file, as named or in `folder`, with the content of the benchmark's
-    gnd_roxford5k.pkl or gnd_rparis6k.pkl: {"imlist": [name], "qimlist": [name], "gnd": [{"bbx": [4
-    numbers], "easy": [row], "hard": [row], "junk": [row]}]}.
+    """Reads a ground truth from a JSON file, at `path` or relative to `folder`, with the content of
+    the benchmark's gnd_roxford5k.pkl or gnd_rparis6k.pkl: {"imlist": [name], "qimlist": [name],
+    "gnd": [{"bbx": [4 numbers], "easy": [row], "hard": [row], "junk": [row]}]}.
 
     Raises:
-      InputError: no such file, or another content.
+      InputError: the file does not exist, or has other content.
     """
     path = local(path)
     path = path if path.is_file() else local(folder) / path

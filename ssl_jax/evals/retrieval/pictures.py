@@ -1,4 +1,4 @@
-"""Queries beside what was retrieved."""
+"""Queries next to the retrieved images."""
 
 import numpy as np
 
@@ -15,10 +15,10 @@ _QUERIES, _SHOWN, _SIDE = 6, 8, 224  # queries, neighbours, pixels of a longer s
 
 
 def retrieved(case: Case, settings: Settings, searched: Gallery) -> Picture:
-    """Some queries with their nearest images, as the first setting judges them."""
+    """Some queries with their nearest images, judged by the first level."""
     targets, names = next(iter(searched.targets.values())), searched.titles
     able = [i for i in range(len(targets)) if len(targets[i].relevant)]
-    turns = neighbours.turns([names[i] for i in able])  # not six towers
+    turns = neighbours.turns([names[i] for i in able])  # so that queries differ
     chosen = [able[n] for n in np.argsort(turns, kind="stable")[:_QUERIES]]
 
     def image(record, box=None):

@@ -9,8 +9,6 @@ from ssl_jax.scores import ranking
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    """The keys of this type of evaluation."""
-
     ground_truth: str = field(
         "",
         'the benchmark\'s "gnd_roxford5k.json" or "gnd_rparis6k.json" (its .pkl as JSON, see'

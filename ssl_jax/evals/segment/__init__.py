@@ -1,11 +1,11 @@
-"""Semantic segmentation with a trained head: linear, Segmenter's mask transformer, Semantic FPN or
-UPerNet, on frozen tokens or with the network trained too.
+"""Semantic segmentation with a trained head (linear, Segmenter's mask transformer, Semantic FPN or
+UPerNet), on frozen tokens or with a fine-tuned network.
 
     config.evals.segment = evals.new("segment", data=dict(kind="tfds", name="camvid", dir="..."))
     config.evals.segment = evals.new("segment", protocol="cribo_linear", data=...)
 
-Training crops, losses, schedules and tests are those of mmsegmentation, or STELLAR's; the
-protocols name the papers' tables. By default a few hundred steps of the linear head, for a CPU.
+Training crops, losses, schedules and inference follow mmsegmentation or STELLAR; the protocols name
+the papers' tables. The defaults train the linear head for a few hundred steps, for a CPU.
 """
 
 import jax
@@ -25,12 +25,12 @@ __all__ = ["PROTOCOLS", "Settings", "check", "figures", "outcome", "score"]
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`segment`: mIoU; `segment_class_accuracy`: mAcc; `segment_accuracy`: aAcc, all in percent, of
-    the selected learning rate `segment_lr` and, of several, batch `segment_batch`;
-    `segment_held_out`: its mIoU on held-out images, if there were several heads.
+    """Scores of the selected head in percent: `segment`, mIoU; `segment_class_accuracy`, mAcc;
+    `segment_accuracy`, aAcc. Also its learning rate `segment_lr`; with several batch sizes, its own
+    `segment_batch`; with several heads, its mIoU `segment_held_out` on held-out images.
 
-    {} for raw pixels where the network is to be trained. Raises InputError for a set without masks
-    and for settings that do not fit the network.
+    Returns {} for raw pixels if the network is to be fine-tuned. Raises InputError for a set
+    without masks, and for settings that do not fit the network.
     """
     if not _applies(case, settings):
         return {}
@@ -50,12 +50,12 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def _applies(case: Case, settings: Settings) -> bool:
-    """Raw pixels have no network that could be trained."""
+    """Whether the network can be trained as set; raw pixels cannot be fine-tuned."""
     return settings.frozen or case.network.encoder is not None
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
-    """Pictures of the trained network, see `pictures.make`."""
+    """Pictures of the selected head's segmentation, see `pictures.make`."""
     if not _applies(case, settings):
         return {}
     best, settings = outcome(case, settings), selection.with_side(case, settings)

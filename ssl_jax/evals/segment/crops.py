@@ -1,5 +1,5 @@
-"""Random crops of an image and its mask in step, on the host: mmsegmentation's training pipeline,
-and crops of random area and aspect ratio.
+"""Random crops of an image with its mask, on the host: mmsegmentation's training pipeline, and
+crops of random area and aspect ratio.
 
 Images are uint8 [H, W, 3], masks uint8 [H, W] with 255 = ignore.
 """
@@ -15,12 +15,12 @@ from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.views import boxes
 
 KINDS = ("scale_crop", "resized_crop")
-_ATTEMPTS = 10  # to find a crop that one class does not fill
+_ATTEMPTS = 10  # to find a crop of which no class exceeds largest_class
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys that say how a training crop is drawn."""
+    """The keys of training crops."""
 
     augment: str = field(
         "scale_crop",
@@ -71,8 +71,8 @@ class Settings:
 def draw(
     rng: np.random.Generator, image: np.ndarray, mask: np.ndarray, settings: Settings
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A training crop: image uint8 [side, side, 3] and mask uint8 [side, side], padded at the right
-    and bottom where the image is too small."""
+    """Draws a training crop: image uint8 [side, side, 3] and mask uint8 [side, side], padded at the
+    right and bottom if the image is too small."""
     make = _scaled if settings.augment == "scale_crop" else _resized
     image, mask = make(rng, image, mask, settings)
     if rng.random() < 0.5:
@@ -104,15 +104,15 @@ def _box(rng, size, side):
 
 
 def _resized(rng, image, mask, settings):
-    """torchvision's RandomResizedCrop with antialiased bicubic pixels and the nearest labels."""
+    """torchvision's RandomResizedCrop with antialiased bicubic pixels and nearest labels."""
     y, x, height, width = boxes.random_resized_crop(rng, *mask.shape, scale=settings.scale)
     return geometry.resample(image, mask, (settings.side,) * 2, (x, y, x + width, y + height))
 
 
 def distort(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
-    """mmsegmentation's PhotoMetricDistortion, uint8 in and out: brightness (+-32), contrast
-    (.5-1.5; before or after the two others), saturation (.5-1.5) and hue (+-18 of 180), each with
-    probability 1/2."""
+    """mmsegmentation's PhotoMetricDistortion of a uint8 image: brightness (+-32), contrast (.5-1.5,
+    before or after the next two), saturation (.5-1.5) and hue (+-18 of 180), each with probability
+    1/2."""
 
     def on():
         return rng.random() < 0.5

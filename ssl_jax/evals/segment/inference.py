@@ -1,4 +1,4 @@
-"""Classes of every pixel of test images: whole, by a sliding window, or of their central square."""
+"""Segments test images: whole, by a sliding window, or their central square."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -21,10 +21,10 @@ from ssl_jax.scores.windows import grid_labels, join
 
 
 class Scored(NamedTuple):
-    """One test image: record, and truth and predictions at the places that are scored."""
+    """One test image, with truth and predictions on the scored grid of pixels or patches."""
 
-    position: int
-    image: np.ndarray  # uint8 [H, W, 3]: as scored
+    position: int  # in `Records`
+    image: np.ndarray  # uint8 [H, W, 3], after resizing and cropping
     truth: np.ndarray  # uint8 [h, w], 255 = ignore
     predicted: np.ndarray  # uint8 [networks, h, w]
 
@@ -38,11 +38,11 @@ def score(
     patch: int,
     mesh: Mesh,
 ) -> Iterator[Scored]:
-    """Segments records with each of the trained networks; those that cannot be read are left out.
+    """Segments records with each of the trained networks; unreadable records are left out.
 
-    settings: with the side of windows and of the centre crop. mesh: of this process's devices.
+    settings: with `side` set. mesh: of this process's devices.
     """
-    weights = [(one.params, one.carry) for one in trained]
+    weights = [(fitted.params, fitted.carry) for fitted in trained]
     shared = {} if "backbone" in trained[0].params else network.backbone
     weights, shared = jax.device_put((weights, shared), sharding.replicated(mesh))
     logits_of = _logits(network, mesh)
@@ -66,19 +66,20 @@ def score(
 def counts(
     scored: Iterator[Scored], networks: int, classes: int, *, shared: bool = True
 ) -> np.ndarray:
-    """[networks, classes, classes] int64 confusion matrices of all pixels; of all processes if they
-    work together (`shared`)."""
+    """Confusion matrices [networks, classes, classes] int64 of the scored images. shared: add those
+    of all processes."""
     total = np.zeros((networks, classes, classes), np.int64)
-    for one in scored:
-        for i, predicted in enumerate(one.predicted):
-            total[i] += metrics.confusion(one.truth, predicted, num_classes=classes)
+    for image in scored:
+        for i, predicted in enumerate(image.predicted):
+            total[i] += metrics.confusion(image.truth, predicted, num_classes=classes)
     if shared and jax.process_count() > 1:
         total = distributed.gather_array(total.reshape(1, -1)).sum(axis=0).reshape(total.shape)
     return total
 
 
 def _logits(network: Network, mesh: Mesh):
-    """(weights, shared, images uint8 [n, H, W, 3]) -> [n, networks, h, w, classes], compiled."""
+    """The compiled function (weights, shared, images uint8 [n, H, W, 3]) -> logits [n, networks, h,
+    w, classes]. shared: the backbone's weights if all networks have the same."""
 
     def logits(weights, shared, images):
         images = images.astype(jnp.float32) / 255
@@ -86,8 +87,8 @@ def _logits(network: Network, mesh: Mesh):
         outs = []
         for params, stats in weights:
             backbone = {name: tree for name, tree in params.items() if name != "head"}
-            seen = network.maps(backbone, images) if maps is None else maps
-            outs.append(network.head.apply(params["head"], stats, seen)[0].logits)
+            levels = network.maps(backbone, images) if maps is None else maps
+            outs.append(network.head.apply(params["head"], stats, levels)[0].logits)
         return jnp.stack(outs, axis=1)
 
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
@@ -97,19 +98,19 @@ def _logits(network: Network, mesh: Mesh):
 
 
 def _encoded(logits_of, weights, shared, images: list[windows.Windows], mesh) -> list[jax.Array]:
-    """Logits [windows, networks, h, w, classes] of each image; windows of one size go together."""
+    """Logits [windows, networks, h, w, classes] of each image; windows of one size are batched."""
     by_size: dict[tuple, list[int]] = {}
     for i, image in enumerate(images):
         by_size.setdefault(image.pixels.shape[1:3], []).append(i)
     result: dict[int, jax.Array] = {}
     for members in by_size.values():
         pixels = np.concatenate([images[i].pixels for i in members])
-        count = mesh.size  # powers of two times the devices: few sizes to compile
+        count = mesh.size  # times a power of two, so that few sizes are compiled
         while count < len(pixels):
             count *= 2
         batch = jax.device_put(filled(pixels, count), sharding.batch_sharding(mesh))
         logits, start = logits_of(weights, shared, batch), 0
-        # On one device from here on: images are put together one by one.
+        # Logits go to one device, where images are joined one by one.
         logits = jax.device_put(logits, mesh.devices.flat[0])
         for i in members:
             stop = start + len(images[i].pixels)

@@ -1,4 +1,4 @@
-"""The network that segments: an encoder's patch tokens, and a head."""
+"""The segmentation network: an encoder and a head on its patch tokens."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,10 +15,12 @@ from ssl_jax.runtime import sharding
 
 
 class Network(NamedTuple):
-    """backbone: weights of the encoder, {} where it has none (raw pixels). depth: its blocks.
-    maps(backbone, images [B, H, W, 3] in [0, 1], keys [B] or None) -> arrays [B, h, w, d], one
-      for each level that the head reads; keys draw the stochastic depth. With a mesh in context
-      each device encodes its own images.
+    """A segmentation network.
+
+    backbone: weights of the encoder; {} for raw pixels. depth: number of its blocks.
+    maps(backbone, images [B, H, W, 3] in [0, 1], keys [B] or None) -> arrays [B, h, w, d], one for
+      each level that the head reads; keys are for stochastic depth. The batch is sharded over the
+      mesh in context.
     head: see `models.segmentation`.
     """
 
@@ -29,9 +31,9 @@ class Network(NamedTuple):
 
 
 def make(network: features.Network, settings: Settings, classes: int, patch: int) -> Network:
-    """The network of an evaluation.
+    """Builds the network of an evaluation.
 
-    network: that of its case; without an encoder, its one map is taken for all levels.
+    network: the case's network; without an encoder, its patch map is used for all levels.
 
     Raises InputError for layers that the network does not have.
     """
@@ -62,13 +64,13 @@ def make(network: features.Network, settings: Settings, classes: int, patch: int
 
 
 def _tokens(encoder: Encoder, settings: Settings) -> Callable:
-    """(weights, images, keys) -> Tokens of each of the settings' layers."""
+    """The function (weights, images, keys) -> Tokens of each layer of the settings."""
     shape = encoder.shape
     layers = [i + shape.depth if i < 0 else i for i in settings.layers]
-    for given, layer in zip(settings.layers, layers):
+    for entry, layer in zip(settings.layers, layers):
         if not 0 <= layer < shape.depth:
             raise InputError(
-                f"layers has {given}, but the network has {shape.depth} blocks; name some of 0 to"
+                f"layers has {entry}, but the network has {shape.depth} blocks; name some of 0 to"
                 f" {shape.depth - 1}, or count from the last one with -1, -2, ..."
             )
     mean, std = (jnp.asarray(values, jnp.float32) for values in (shape.mean, shape.std))
@@ -76,7 +78,7 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
     def tokens(weights, images, keys):
         if settings.half:
             images = (images - 0.5) / 0.5 * std + mean
-        seen = encoder.apply(
+        output = encoder.apply(
             weights["backbone"],
             images,
             layers=sorted(set(layers)),
@@ -84,8 +86,8 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
             keys=keys if settings.drop_path else None,
             drop_path=settings.drop_path,
         )
-        whole = shape.depth - 1 if settings.norm_layers == "last" else None
-        return [seen if i == whole else seen.layers[i] for i in layers]
+        normed_block = shape.depth - 1 if settings.norm_layers == "last" else None
+        return [output if i == normed_block else output.layers[i] for i in layers]
 
     return tokens
 

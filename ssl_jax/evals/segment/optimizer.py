@@ -1,5 +1,5 @@
-"""Adam and AdamW with a polynomial schedule, a linear warm-up and a learning rate per block, as in
-mmsegmentation and iBOT."""
+"""Adam and AdamW with a polynomial schedule, linear warm-up and layer-wise learning rate decay, as
+in mmsegmentation and iBOT."""
 
 import dataclasses
 from typing import Any
@@ -15,12 +15,12 @@ from ssl_jax.runtime.decay import TOKENS, is_matrix, layer_factor
 from ssl_jax.runtime.fit import Transformation
 
 DECAYS = ("matrices", "not_norms", "all")
-_WARMUP_START = 1e-6  # share of the learning rate at which the warm-up begins
+_WARMUP_START = 1e-6  # share of the learning rate at the start of the warm-up
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys that say how long and how fast a head is trained."""
+    """The keys of the optimizer and its schedule."""
 
     steps: int = field(300, "of training", "steps", above=0, most=2**31 - 1)
     optimizer: str = field(
@@ -56,8 +56,8 @@ class Settings:
 
 
 def make(settings: Settings, params: Any, depth: int) -> Transformation:
-    """The function (step, peak of the learning rate) -> optax transformation, for parameters
-    {"head": ..., "backbone": ...} with that many blocks."""
+    """The function (step, peak learning rate) -> optax transformation, for parameters {"head": ...,
+    "backbone": ...} of a backbone with `depth` blocks."""
     adam = optax.scale_by_adam(0.9, 0.999, 1e-8)
     decay = optax.add_decayed_weights(settings.weight_decay, decayed(params, settings.decayed))
     chain = [decay, adam] if settings.optimizer == "adam" else [adam, decay]
@@ -76,7 +76,7 @@ def make(settings: Settings, params: Any, depth: int) -> Transformation:
 
 
 def learning_rate(settings: Settings, step: jax.Array, peak: jax.Array) -> jax.Array:
-    """At `step` of `settings.steps`: mmcv's "poly" policy with its linear warm-up."""
+    """The learning rate at `step`: mmcv's "poly" policy with linear warm-up."""
     end = jnp.asarray(settings.final_lr) if settings.final_lr else settings.final_share * peak
     fall = (1.0 - step / settings.steps) ** settings.power if settings.power else 1.0
     rate = end + (peak - end) * fall
@@ -87,8 +87,8 @@ def learning_rate(settings: Settings, step: jax.Array, peak: jax.Array) -> jax.A
 
 
 def factors(params: Any, depth: int, decay: float) -> Any:
-    """Factor on the learning rate of each parameter of {"head": ..., "backbone": ...}, one per
-    block where they are stacked; the backbone's final norm and the head have 1."""
+    """Learning rate factors of the parameters {"head": ..., "backbone": ...}, one per block if
+    blocks are stacked; 1 for the head and the backbone's final norm."""
 
     def factor(path, leaf):
         if not path.startswith("backbone/") or path.startswith("backbone/norm/"):
@@ -102,7 +102,7 @@ def factors(params: Any, depth: int, decay: float) -> Any:
 
 
 def decayed(params: Any, rule: str) -> Any:
-    """Which parameters decay, by one of DECAYS."""
+    """Tree of bool: whether each parameter has weight decay, by a rule of DECAYS."""
 
     def of(path, leaf):
         *parents, name = path.split("/")

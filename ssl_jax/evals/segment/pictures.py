@@ -1,4 +1,5 @@
-"""Pictures of a segmentation: test images with truth and prediction, and how each class fared."""
+"""Pictures of a segmentation: test images with truth and prediction, and the score of each
+class."""
 
 from collections.abc import Sequence
 
@@ -12,16 +13,17 @@ from ssl_jax.methods.pictures.base import Classes, Panel, Picture, class_name
 from ssl_jax.scores import metrics
 
 SHOWN = 6  # test images
-_LEGEND = 24  # with more classes than this, those with most pixels are named
+_LEGEND = 24  # with more classes, the legend has only those that appear
 _FRAME = "#bbbbbb"
 
 
 def make(
     scored: Sequence[Scored], counts: np.ndarray, settings: Settings, names: Sequence[str] | None
 ) -> dict[str, Picture | Classes]:
-    """{"segment": images; "segment_classes": IoU of each class beside the confusion matrix}.
+    """{"segment": images; "segment_classes": IoU of each class and the confusion matrix}.
 
-    scored: some test images, with one prediction each. counts: [c, c] of all test pixels.
+    scored: some test images, with one prediction each. counts: confusion matrix [c, c] of all test
+    images.
     """
     return {
         "segment": images(scored, settings.head, len(counts), names),
@@ -36,7 +38,7 @@ def make(
 
 
 def images(scored: Sequence[Scored], head: str, count: int, names: Sequence[str] | None) -> Picture:
-    """One row per image: the image, its true classes, those predicted."""
+    """One row per image: the image, its true classes, its predicted classes."""
 
     def regions(labels, title):
         return Panel(
@@ -58,11 +60,11 @@ def images(scored: Sequence[Scored], head: str, count: int, names: Sequence[str]
     }
     entries = [c for c in range(count) if count <= _LEGEND or c in used]
     unlabelled = [(-1, "not labelled")] if IGNORE in used else []
-    named = list(names or ())
+    class_names = list(names or ())
     return Picture(
         f"Segmentation with a {head.replace('_', ' ')} head",
         tuple(map(row, scored)),
-        background=named.index("background") if "background" in named else None,
+        background=class_names.index("background") if "background" in class_names else None,
         legend=(*((c, class_name(names, c)) for c in entries), *unlabelled),
         legend_title="class",
     )

@@ -17,7 +17,7 @@ _MMSEG = dict(
     photometric=True,
     absent="zero",
 )
-# iBOT's ADE20K recipe. Layers are those of a network of 12 blocks.
+# iBOT's ADE20K recipe, with layers of a network of 12 blocks.
 _IBOT = _MMSEG | dict(
     layers=(3, 5, 7, 11),
     test="slide",
@@ -35,11 +35,11 @@ _SEGMENTER = _MMSEG | dict(
     steps=160_000,
     batch=16,  # 4 per device; the number of devices is not stated
     optimizer="adam",
-    weight_decay=0.01,  # of the launcher, which replaces the 1e-4 of its schedules
+    weight_decay=0.01,  # of the launcher, which overrides the schedules' 1e-4
     decayed="all",
     power=0.9,
-    final_share=0.1,  # code; the text says final_lr=1e-4 whatever the learning rate
-    held_out=0.0,  # the best of four on the test images is reported
+    final_share=0.1,  # code; the text has final_lr=1e-4 for all learning rates
+    held_out=0.0,  # the paper reports the best of four on the test images
 )
 _CRIBO: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": (
@@ -86,7 +86,7 @@ _STELLAR = dict(
     epochs=80.0,
     batch=64,
     batch_factors=tuple(2**i for i in range(8)),
-    clip=5.0,  # of the authors' trainer; the paper does not say it
+    clip=5.0,  # of the authors' trainer; the paper does not state it
     optimizer="adamw",
     lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2),
     weight_decay=1e-4,
@@ -95,7 +95,7 @@ _STELLAR = dict(
     held_out=0.1,
 )
 _GRID = dict(level="patch", test="center", short=256, absent="zero")
-_UNLABELLED = dict(scale=(0.5, 1.0), ignored=0)  # the first class; its code reads both sets so
+_UNLABELLED = dict(scale=(0.5, 1.0), ignored=0)  # STELLAR's code ignores the first class
 
 PROTOCOLS = dict(
     ibot_linear=Protocol(
@@ -122,7 +122,7 @@ PROTOCOLS = dict(
         | dict(
             head="fpn",
             layers=(2, 5, 8, 11),
-            norm_layers="none",  # code, as the next
+            norm_layers="none",  # this and the next are from the code
             pyramid=False,
             channels=256,
             dropout=0.1,
@@ -131,7 +131,7 @@ PROTOCOLS = dict(
             test="whole",
             steps=40_000,
             batch=16,  # 4 per device
-            optimizer="adamw",  # code; the text says Adam
+            optimizer="adamw",  # code; the text has Adam
             lrs=(6e-5,),
             weight_decay=0.01,
             decayed="not_norms",

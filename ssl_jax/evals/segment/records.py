@@ -1,4 +1,4 @@
-"""Records of a source as images and masks, and training batches of their crops."""
+"""Images and masks of a source's records, and training batches of their crops."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +14,20 @@ from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.features.feed import ahead, feed
 from ssl_jax.losses.segmentation import IGNORE
 
-_AHEAD = 3  # batches in preparation
-_READ_AHEAD = 8  # masks of a batch where they are read alone
-_ORDER, _CROP = 1, 2  # keep the streams of random numbers apart
+_AHEAD = 3  # batches that threads prepare ahead
+_READ_AHEAD = 8  # records in a batch of `masks`
+_ORDER, _CROP = 1, 2  # part of the seeds, so that the random streams differ
 
 
 class Records:
-    """Images uint8 [H, W, 3] and masks uint8 [H, W] of chosen records, by position.
+    """A sequence of (image uint8 [H, W, 3], mask uint8 [H, W]) of some records of a source.
 
-    crop: square centre crop of both, pixels; 0 = none.
-    ignored: class whose pixels count as unlabelled (later classes move up by one), -1 = none.
-    classes: how many are left, 0 = not known yet, and not checked.
+    crop: side of the square centre crop of both, in pixels; 0 = none.
+    ignored: class whose pixels count as unlabelled, so that higher classes are lowered by one; -1 =
+      none.
+    classes: number of classes without the ignored one; 0 = unknown, labels are not checked.
 
-    Raises InputError where a record has no mask, or a label that is no class.
+    An item raises InputError if the record has no mask, or a label that is not a class.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Records:
         return len(self.indices)
 
     def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """Raises data.decode.Unreadable for a broken record."""
+        """(image, mask). Raises data.decode.Unreadable for a broken record."""
         return self.pair(position, self.source[int(self.indices[position])])
 
     def pair(self, position: int, record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Image and mask of the record at that position."""
+        """(image, mask) of the record read at that position."""
         index = int(self.indices[position])
         mask = record.get("mask")
         if mask is None:
@@ -84,7 +85,7 @@ class Records:
         raise InputError(f"no readable image in {self.source}")
 
     def masks(self) -> Iterator[np.ndarray]:
-        """Those of all records that can be read, read by several threads."""
+        """Masks of all readable records, read by several threads."""
 
         def mask_of(position, record):
             yield self.pair(position, record)[1]
@@ -93,7 +94,7 @@ class Records:
             yield from batch.views
 
     def part(self, positions: np.ndarray) -> "Records":
-        """Only those at `positions`."""
+        """The records at `positions`."""
         return Records(
             self.source,
             self.indices[positions],
@@ -104,7 +105,7 @@ class Records:
 
 
 def without_class(mask: np.ndarray, ignored: int) -> np.ndarray:
-    """The mask with one class turned to "ignore" and those above it moved up; -1: as it is."""
+    """Replaces class `ignored` by 255 and lowers higher classes by one; -1 = no change."""
     if ignored < 0:
         return mask
     moved = np.where((mask > ignored) & (mask != IGNORE), mask - 1, mask)
@@ -114,13 +115,13 @@ def without_class(mask: np.ndarray, ignored: int) -> np.ndarray:
 def batches(
     records: Records, settings: Settings, *, seed: int, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The training batches {"image": uint8 [b, side, side, 3], "mask": uint8 [b, side, side]}, as
-    many as the settings have steps.
+    """Yields `settings.steps` training batches {"image": uint8 [b, side, side, 3], "mask": uint8
+    [b, side, side]}.
 
-    Records come in an order drawn anew for every epoch (the end of one and the start of the next
-    may share a batch). A crop depends on seed, step, row and record alone, not on threads.
+    Records are shuffled in each epoch, and a batch may contain the end of one epoch and the start
+    of the next. A crop depends only on seed, step, row and record, not on threads.
 
-    rows: of each batch that are made here (those of this process); None: all.
+    rows: rows of each batch for this process; None = all.
     """
     rows = range(settings.batch) if rows is None else rows
 
@@ -142,7 +143,7 @@ def batches(
 
 
 def _bytes(image: np.ndarray) -> np.ndarray:
-    """Pixels as uint8; those in memory may be floats in [0, 1]."""
+    """Converts pixels to uint8; those of arrays in memory may be floats in [0, 1]."""
     if image.dtype == np.uint8:
         return image
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)

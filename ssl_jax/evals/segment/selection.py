@@ -1,4 +1,4 @@
-"""Heads trained with several learning rates and batches, of which one is selected and counted."""
+"""Trains heads with several learning rates and batch sizes, selects one and scores it."""
 
 import dataclasses
 import itertools
@@ -16,14 +16,14 @@ from ssl_jax.runtime import distributed, sharding
 from ssl_jax.runtime.fit import Fitted
 from ssl_jax.scores import classification, metrics
 
-_LARGEST = 224  # side of crops where nobody says: of networks' training, mostly
+_LARGEST = 224  # default side of crops, that of most networks' training
 
 
 class Outcome(NamedTuple):
-    """The head with the selected learning rate and batch, and what it scores.
+    """The selected head with its learning rate and batch size.
 
-    counts: [c, c] confusion matrix of the test pixels. selection: mIoU (0..1) by which each head
-    was judged, None if there was one.
+    counts: confusion matrix [c, c] on the test images. selection: mIoU (0..1) of each head in the
+    selection; None if there was only one head.
     """
 
     trained: Fitted
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(case: Case, settings: Settings) -> Outcome:
-    """Trains, selects one head and counts the test pixels; once for each case."""
+    """Trains heads, selects one and scores it on the test images, once per case."""
     return case.cached("segment", lambda case: _outcome(case, with_side(case, settings)))
 
 
@@ -47,10 +47,10 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     local = sharding.make_mesh(devices=jax.local_devices())
     together = case.shared and jax.process_count() > 1
 
-    def fit(how, lrs):
-        mesh = sharding.make_mesh() if together else sharding.mesh_for(how.batch)
-        batches = records.batches(learn, how, seed=case.seed, rows=_rows(case, how.batch))
-        return training.fit(net, how, batches, lrs=lrs, seed=case.seed, mesh=mesh)
+    def fit(sized, lrs):
+        mesh = sharding.make_mesh() if together else sharding.mesh_for(sized.batch)
+        batches = records.batches(learn, sized, seed=case.seed, rows=_rows(case, sized.batch))
+        return training.fit(net, sized, batches, lrs=lrs, seed=case.seed, mesh=mesh)
 
     def counted(trained, part):
         part = part.part(distributed.share(np.arange(len(part)), case.shared))
@@ -60,27 +60,27 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     lrs = tuple(settings.lrs)
     groups = [lrs] if settings.frozen else [(lr,) for lr in lrs]
     best, selection = None, list[float]()
-    for how, group in itertools.product(_sized(settings, len(learn)), groups):
-        trained = fit(how, group)
+    for sized, group in itertools.product(_sized(settings, len(learn)), groups):
+        trained = fit(sized, group)
         _warn_of_divergence(trained, group)
         judged = counted(trained, choose or test) if several else [None] * len(group)
-        for one, lr, counts in zip(trained, group, judged):
+        for fitted, lr, counts in zip(trained, group, judged):
             value = _mean_iou(counts, settings.absent) if several else 0.0
             if best is None or value > max(selection):
-                best = one, lr, how.batch, counts
+                best = fitted, lr, sized.batch, counts
             selection.append(value)
     assert best is not None
-    one, lr, batch, counts = best
+    fitted, lr, batch, counts = best
     if choose or not several:
-        (counts,) = counted([one], test)
+        (counts,) = counted([fitted], test)
     if not counts.sum():
         raise InputError(f"every pixel of {case.test} is ignored")
-    return Outcome(one, net, lr, batch, counts, selection if several else None)
+    return Outcome(fitted, net, lr, batch, counts, selection if several else None)
 
 
 def _sized(settings: Settings, records: int) -> list[Settings]:
-    """The settings with each batch that is tried, none larger than the set unless the smallest is,
-    and with the steps that epochs then take."""
+    """The settings of each batch size, with `steps` computed from `epochs`. Batch sizes are limited
+    to the number of records, but not below `settings.batch`."""
 
     def sized(factor):
         batch = settings.batch * min(factor, max(1, records // settings.batch))
@@ -92,8 +92,8 @@ def _sized(settings: Settings, records: int) -> list[Settings]:
 
 
 def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
-    for one, lr in zip(trained, lrs):
-        if not np.isfinite(one.losses[-1]) and distributed.is_first():
+    for fitted, lr in zip(trained, lrs):
+        if not np.isfinite(fitted.losses[-1]) and distributed.is_first():
             print(
                 f"  warning: segment: the loss is not finite after training with a learning rate of"
                 f" {lr:g}; use a lower one",
@@ -102,13 +102,13 @@ def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
 
 
 def _mean_iou(counts: np.ndarray, absent: str) -> float:
-    """0 where no pixel counts."""
+    """Mean IoU in 0..1; 0 if no pixel counts."""
     return metrics.mean_iou(metrics.class_iou(counts, absent)) if counts.sum() else 0.0
 
 
 def with_side(case: Case, settings: Settings) -> Settings:
-    """The settings with the side of crops and windows, where they leave it to the images. Raises
-    InputError for one that patches do not fit."""
+    """The settings with `side`, which is derived from the images if it is 0. Raises InputError for
+    a side that is not a multiple of the patch."""
     if settings.side:
         check_multiple("side", settings.side, case.patch, "patch of the network")
         return settings
@@ -123,21 +123,21 @@ def with_side(case: Case, settings: Settings) -> Settings:
 
 
 def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Records, int]:
-    """Training and test records, and the number of classes."""
+    """(training records, test records, number of classes)."""
     names = case.train.mask_names
-    named = settings.classes or (len(names) - (settings.ignored >= 0) if names else 0)
+    classes = settings.classes or (len(names) - (settings.ignored >= 0) if names else 0)
     train, test = (
         records.Records(
-            *case.records(name), crop=case.config.crop, ignored=settings.ignored, classes=named
+            *case.records(name), crop=case.config.crop, ignored=settings.ignored, classes=classes
         )
         for name in ("train", "test")
     )
     check_classes("segment", case.train, train.masks(), "masks")
-    return train, test, named or metrics.num_classes(train.masks(), test.masks())
+    return train, test, classes or metrics.num_classes(train.masks(), test.masks())
 
 
 def _split(train: records.Records, share: float, seed: int):
-    """Records to learn from, and those that select the learning rate or None."""
+    """(training records, records for the selection or None)."""
     if not share or len(train) < 2:
         return train, None
     order = np.random.default_rng([seed, 0]).permutation(len(train))
@@ -146,7 +146,7 @@ def _split(train: records.Records, share: float, seed: int):
 
 
 def _rows(case: Case, batch: int) -> range:
-    """Of each batch, those that this process makes. Raises InputError if they cannot be shared."""
+    """The rows of each batch for this process. Raises InputError if they cannot be divided."""
     processes = jax.process_count() if case.shared else 1
     if batch % processes:
         raise InputError(f"batch is {batch}; it must be a multiple of the {processes} processes")

@@ -17,8 +17,6 @@ NORMED = ("all", "last", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Settings(crops.Settings, optimizer.Settings):
-    """The keys of this type of evaluation."""
-
     head: str = field("linear", "what is trained on the patch tokens", choices=HEADS)
     layers: tuple[int, ...] = field(
         (-1,),
@@ -106,7 +104,7 @@ class Settings(crops.Settings, optimizer.Settings):
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses keys that contradict each other. Raises InputError."""
+    """Raises InputError for keys that contradict each other."""
     c = settings
     if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
         raise InputError(

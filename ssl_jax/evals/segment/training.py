@@ -1,4 +1,4 @@
-"""Training of a head, alone for several learning rates at once, or with the network."""
+"""Trains heads on a frozen network for several learning rates at once, or one with the network."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +18,7 @@ from ssl_jax.scores.windows import grid_labels
 
 
 def loss_of(settings: Settings, out: segmentation.Logits, masks: jax.Array) -> jax.Array:
-    """The loss of a batch: cross-entropy, Dice and the auxiliary head as the settings weigh them.
+    """The loss of a batch: cross-entropy, Dice and auxiliary head, weighted by the settings.
 
     masks: [B, H, W] int, 255 = ignore.
     """
@@ -46,15 +46,15 @@ def fit(
     seed: int,
     mesh: Mesh,
 ) -> list[fit_lib.Fitted]:
-    """Trains one head per learning rate on the same batches, all from the same start.
+    """Trains one head per learning rate on the same batches, with the same initialisation.
 
-    With a frozen network every batch is encoded once for all; else there is one learning rate, and
-    the network is trained with its head.
+    With a frozen network each batch is encoded once for all heads. Otherwise there must be one
+    learning rate, and the network is trained with its head.
 
     batches: {"image": uint8 [b, H, W, 3], "mask": uint8 [b, H, W]}, the rows of this process.
 
-    Returns, for each learning rate, params {"head": ..., and "backbone": ... if it was trained},
-    and as carry the statistics of BatchNorm.
+    Returns a Fitted per learning rate, with params {"head": ...}, and "backbone" if it was trained,
+    and the statistics of BatchNorm as carry.
     """
     frozen = settings.frozen
     if not frozen and len(lrs) != 1:

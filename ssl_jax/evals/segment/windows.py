@@ -1,4 +1,4 @@
-"""Test images, cut as they are segmented: whole, by a sliding window, or to their centre."""
+"""Crops test images for segmentation: whole, into sliding windows, or to their centre."""
 
 import itertools
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from ssl_jax.scores.windows import starts
 
 
 class Windows(NamedTuple):
-    """A test image, cut: pixels uint8 [n, h, w, 3] and their corners (y, x) in an image of `size`,
-    of which the mask's pixels are a resampling."""
+    """Windows of a test image: pixels uint8 [n, h, w, 3] and corners (y, x) in the resized image of
+    `size`. The logits of this image are resampled to the mask."""
 
     pixels: np.ndarray
     corners: list[tuple[int, int]]
@@ -22,9 +22,9 @@ class Windows(NamedTuple):
 def cut(
     image: np.ndarray, mask: np.ndarray, settings: Settings, patch: int
 ) -> tuple[Windows, np.ndarray, np.ndarray]:
-    """Windows of a test image, and image and mask as they are scored.
+    """(windows of a test image, image for pictures, mask for the score).
 
-    A whole image is brought to the next multiple of the patch, or of two patches where a pyramid
+    A whole image is resized to the next multiple of the patch, or of two patches if a pyramid
     halves the grid (mmsegmentation's AlignResize to 32 pixels).
     """
     side = settings.side
@@ -46,7 +46,7 @@ def cut(
 
 
 def _central(image, mask, short, side):
-    """Shorter side to `short` (antialiased bicubic), then the central square."""
+    """Resizes the shorter side to `short` (antialiased bicubic) and crops the central square."""
     height, width = geometry.fitted(*mask.shape, short, 0)
     height, width = max(side, height), max(side, width)
     image, mask = geometry.resample(image, mask, (height, width))

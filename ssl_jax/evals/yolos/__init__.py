@@ -1,11 +1,11 @@
-"""Object detection with YOLOS (Fang et al. 2021): the pretrained encoder gets detection tokens, is
-trained further on boxes with DETR's loss, and is scored by COCO's average precision (CrIBo tables 5
-and 6).
+"""Object detection with YOLOS (Fang et al. 2021): detection tokens are added to the pretrained
+encoder, which is fine-tuned on boxes with DETR's loss and scored by COCO's average precision (CrIBo
+tables 5 and 6).
 
-Differences from the authors' code: the images of a batch share a canvas, and boxes are shares of
-the canvas instead of the image without its margin; position codes are learned on a square grid of
-the same area; the margin has the mean colour. Crowds are not used in training, and detections in
-them count as neither right nor wrong, as in COCO.
+Differences from the authors' code: boxes are relative to the canvas that the images of a batch
+share, not to the image without its margin; position codes are learned on a square grid of the same
+area; the margin has the mean colour. Crowds are left out of training, and predictions in them count
+neither as right nor as wrong, as in COCO.
 """
 
 import numpy as np
@@ -22,12 +22,12 @@ from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import detection
 
 __all__ = ["PROTOCOLS", "Settings", "check", "figures", "score"]
-_SHOWN, _LEAST_SCORE = 8, 0.5  # images in the picture, and what is drawn in them
+_SHOWN, _LEAST_SCORE = 8, 0.5  # of the picture: images, least score of drawn predictions
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`yolos`: AP of the test images in percent; `yolos_ap50`, `yolos_ap75`, and by size `_small`,
-    `_medium`, `_large` where there are boxes of that size.
+    """Average precision on the test images in percent: `yolos`; `yolos_ap50`, `yolos_ap75`; and
+    `yolos_small`, `yolos_medium`, `yolos_large` if there are boxes of that size.
 
     Raises InputError for a network without weights, data without boxes, or a crop.
     """
@@ -46,14 +46,14 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses a machine that could train but not score. Raises InputError."""
+    """Raises InputError if the library that computes the score is not installed."""
     del name, settings, data
     detection.check_installed()
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
-    """{"boxes": some test images with their true and predicted boxes}; nothing where this process
-    has not trained the detector on images of this size."""
+    """{"boxes": some test images with their true and predicted boxes}; {} unless this process has
+    trained the detector on images of this size."""
     results = case.extracted.get(case.key_of("yolos"))
     if results is None:
         return {}

@@ -13,22 +13,22 @@ from ssl_jax.models import zoo
 
 
 class Detector(NamedTuple):
-    """A trained detector. apply: (params, images [B, H, W, 3]) -> (logits, boxes), see
+    """A detector. apply: (params, images [B, H, W, 3]) -> (logits, boxes), see
     `models.detection.yolos`."""
 
     apply: Callable
     params: Any
     classes: int
     patch: int
-    fill: tuple[float, ...]  # colour of a canvas
+    fill: tuple[float, ...]  # colour of a canvas's margin
 
 
 def make(encoder: Any, settings: Settings, classes: int, rng: jax.Array) -> Detector:
-    """An untrained detector on the weights of an encoder.
+    """An untrained detector, initialised with the weights of an encoder.
 
-    encoder: a `methods.encoder.Encoder` of a vision transformer. settings: of the evaluation.
+    encoder: a `methods.encoder.Encoder` of a vision transformer.
 
-    Raises InputError for a function without weights, or a grid that the patch does not divide.
+    Raises InputError for other networks, or a grid that is not a multiple of the patch.
     """
     params = getattr(encoder, "params", None)
     if not isinstance(params, dict) or "backbone" not in params:

@@ -1,4 +1,4 @@
-"""A detector's predictions and the true objects of images."""
+"""Predicts the boxes of images with a detector."""
 
 import math
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from ssl_jax.scores.detection import Boxes
 def predict(
     detector: Detector, records: Records, settings: Settings
 ) -> tuple[list[Boxes], list[Boxes], list[int]]:
-    """(predicted, true, record) of each readable record: boxes in its pixels, one prediction a
-    query, of the class with the highest score."""
+    """(predicted boxes, true boxes, record numbers) of the readable records, with boxes in pixels
+    of the stored image. Each query predicts one box of its most likely class."""
     multiple = math.lcm(settings.canvas, detector.patch)
 
     @jax.jit
@@ -38,10 +38,10 @@ def predict(
     for batch in feed(records.source, records.indices, cut, size):
         if not batch.views:
             continue
-        shown = [view for _, _, view in batch.views]
-        shown += shown[-1:] * (size - len(shown))  # one batch shape for each canvas
+        padded = [view for _, _, view in batch.views]
+        padded += padded[-1:] * (size - len(padded))  # so that batches have one size
         images = views.batch(
-            shown, most=settings.queries, multiple=multiple, fill=detector.fill
+            padded, most=settings.queries, multiple=multiple, fill=detector.fill
         ).image
         outputs = map(np.asarray, apply(detector.params, images))
         for (index, record, view), corners, scores, labels in zip(batch.views, *outputs):
@@ -57,7 +57,7 @@ def predict(
 
 
 def _true(record: Mapping[str, Any]) -> Boxes:
-    """The objects of a record and its crowds, which COCO's rule ignores."""
+    """The boxes of a record, with its crowds marked as such."""
     boxes, crowds = (
         np.asarray(record.get(name, ())).reshape(-1, 4) for name in ("boxes", "crowd_boxes")
     )

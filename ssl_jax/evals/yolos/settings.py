@@ -1,4 +1,4 @@
-"""The keys of the evaluation `yolos`, and the papers' settings."""
+"""The keys of the evaluation type `yolos`, and the papers' settings."""
 
 import dataclasses
 
@@ -8,8 +8,6 @@ from ssl_jax.evals.registry import Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keys of this type of evaluation."""
-
     queries: int = field(100, "detection tokens, the most objects in an image", "tokens", above=0)
     epochs: int = field(50, "of training", "epochs", above=0)
     batch: int = field(8, "images per step", "images", above=0)
@@ -76,7 +74,7 @@ _COCO = dict(
     crop_from=(400, 500, 600),
     crop_sides=(384, 600),
     canvas=256,
-    # the paper's grid is 512 x 864; this square has as many codes
+    # a square with about as many codes as the paper's grid of 512 x 864
     position_size=672,
     middle_size=672,
 )

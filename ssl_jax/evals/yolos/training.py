@@ -1,4 +1,4 @@
-"""Training of a detector: an encoder with detection tokens and DETR's loss."""
+"""Trains a detector, an encoder with detection tokens, with DETR's loss."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ from ssl_jax.runtime import fit, sharding
 from ssl_jax.runtime.decay import TOKENS, is_matrix
 
 _LEAST_LR = 1e-7  # at the end of the cosine
-_AHEAD = 2  # batches prepared while the device works
+_AHEAD = 2  # batches that threads prepare ahead
 
 
 def optimizer(settings: Settings, params: Any, steps: int) -> optax.GradientTransformation:
-    """AdamW behind a clipped gradient; `steps` an epoch."""
+    """AdamW with gradient clipping. steps: per epoch."""
 
     def rate(step):
         share = jnp.minimum(step // steps / settings.epochs, 1.0)
@@ -42,8 +42,8 @@ def optimizer(settings: Settings, params: Any, steps: int) -> optax.GradientTran
 
 
 def loss_of(apply: Callable, settings: Settings) -> fit.Loss:
-    """(params, None, Batch) -> (terms, None): DETR's loss with its matching, which is made on the
-    device and has no gradient. Each device of the mesh in context sees its own images."""
+    """The function (params, None, Batch) -> (terms, None) of DETR's loss. The matching is computed
+    on the device, without a gradient. The batch is sharded over the mesh in context."""
     names = ("class_weight", "l1_weight", "giou_weight")
     weights = {name: getattr(settings, name) for name in names}
 
@@ -68,7 +68,7 @@ def loss_of(apply: Callable, settings: Settings) -> fit.Loss:
 
 
 def match(logits: jax.Array, boxes: jax.Array, batch: views.Batch, weights: dict) -> Any:
-    """The query [B, t] of each object in the cheapest assignment; t is at most the queries."""
+    """The query [B, t] assigned to each of t objects at the least total cost, t <= queries."""
     costs = losses.matching_costs(
         logits, boxes, batch.labels, batch.boxes, batch.present, **weights
     )
@@ -77,12 +77,12 @@ def match(logits: jax.Array, boxes: jax.Array, batch: views.Batch, weights: dict
         rows, columns = optax.assignment.hungarian_algorithm(costs)
         return jnp.zeros(costs.shape[1], jnp.int32).at[columns].set(rows.astype(jnp.int32))
 
-    # A network that has come to NaN must not keep the search from ending.
+    # With NaN the search would not end.
     return jax.vmap(of_one)(jnp.nan_to_num(jax.lax.stop_gradient(costs)))
 
 
 def train(encoder: Any, records: Records, classes: int, settings: Settings, seed: int) -> Detector:
-    """A detector trained on these records; draws follow from seed, epoch and record.
+    """Trains a detector on records; random draws depend on seed, epoch and record.
 
     Raises InputError for a loss that is not finite.
     """
@@ -105,15 +105,15 @@ def train(encoder: Any, records: Records, classes: int, settings: Settings, seed
 def _batches(
     records: Records, size: int, settings: Settings, detector: Detector, seed: int
 ) -> Iterator[views.Batch]:
-    """The batches of all epochs, each epoch in an order of its own without its last partial one;
-    some are prepared ahead by threads."""
+    """The batches of all epochs, shuffled in each epoch, whose last partial batch is dropped.
+    Threads prepare them ahead."""
 
-    source, every = records.source, range(len(records.source))
+    source, all_records = records.source, range(len(records.source))
 
     def view(item):
         epoch, record = item
         rng = np.random.default_rng((seed, epoch, int(record)))
-        return views.drawn(readable(source, every, record), rng, settings)
+        return views.drawn(readable(source, all_records, record), rng, settings)
 
     def rows():
         for epoch in range(settings.epochs):

@@ -1,4 +1,4 @@
-"""A detector's inputs: images and their boxes flipped, cropped, resized, and put on a canvas."""
+"""Inputs of a detector: images and boxes, flipped, cropped, resized and put on a canvas."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,12 +8,12 @@ from PIL import Image
 
 from ssl_jax.evals.yolos.settings import Settings
 
-_LEAST = 1e-3  # pixels: a box with less height or width is gone
+_LEAST = 1e-3  # pixels; boxes of less height or width are left out
 
 
 class View(NamedTuple):
-    """image: float32 [h, w, 3] in [0, 1]. boxes: float32 [n, 4] (row and column of the upper left
-    corner, height, width) in its pixels. labels: int32 [n]."""
+    """An image and its boxes. image: float32 [h, w, 3] in [0, 1]. boxes: float32 [n, 4] (row and
+    column of the upper left corner, height, width) in pixels. labels: int32 [n]."""
 
     image: np.ndarray
     boxes: np.ndarray
@@ -21,9 +21,9 @@ class View(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """image: float32 [B, H, W, 3]. boxes: float32 [B, t, 4] (centre row, centre column, height,
-    width) as shares of H and W. labels: int32 [B, t]. present: bool [B, t], which of them are
-    objects. Arrays of NumPy, or of JAX in the training step."""
+    """A batch of views, in NumPy or, in the training step, JAX arrays. image: float32 [B, H, W, 3].
+    boxes: float32 [B, t, 4] (centre row, centre column, height, width) as shares of H and W.
+    labels: int32 [B, t]. present: bool [B, t], False for padding."""
 
     image: Any
     boxes: Any
@@ -32,25 +32,25 @@ class Batch(NamedTuple):
 
 
 def fitted(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
-    """(height, width) with the shorter side at `short`, or less so that the longer one is at most
+    """(height, width) resized to a shorter side of `short`, or less to keep the longer side at most
     `longest`."""
     scale = min(short / min(height, width), longest / max(height, width))
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
 def plain(record: dict[str, Any], short: int, longest: int) -> View:
-    """A record (see data.source) resized; for tests."""
+    """A resized record, for test images."""
     height, width = record["image"].shape[:2]
-    whole = (0.0, 0.0, float(height), float(width))
-    return cut(record, whole, fitted(height, width, short, longest))
+    window = (0.0, 0.0, float(height), float(width))
+    return cut(record, window, fitted(height, width, short, longest))
 
 
 def drawn(record: dict[str, Any], rng: np.random.Generator, settings: Settings) -> View:
-    """A record flipped, cropped and resized as DETR does it; for training.
+    """A record flipped, cropped and resized as in DETR, for training.
 
-    With probability `flip` mirrored. With probability `crop_prob` a random crop of an image resized
-    to one of `crop_from`, each side between the two of `crop_sides`. Then to a shorter side of one
-    of `sizes`.
+    The image is flipped with probability `flip`. With probability `crop_prob` its shorter side is
+    resized to one of `crop_from`, and it is cropped to sides in the range `crop_sides`. Then its
+    shorter side is resized to one of `sizes`.
     """
     height, width = record["image"].shape[:2]
     window = (0.0, 0.0, float(height), float(width))
@@ -72,8 +72,8 @@ def drawn(record: dict[str, Any], rng: np.random.Generator, settings: Settings) 
 def cut(
     record: dict[str, Any], window: tuple[float, float, float, float], size: tuple[int, int]
 ) -> View:
-    """The part (row, column, height, width) of a record, resized to (height, width) by antialiased
-    linear interpolation; boxes are cut at its border, and those outside are left out."""
+    """Crops a record to the window (row, column, height, width) and resizes it to `size` (height,
+    width) by antialiased linear interpolation. Boxes are clipped, and those outside left out."""
     y, x, height, width = window
     image = np.asarray(record["image"])
     if image.dtype != np.uint8:
@@ -94,15 +94,15 @@ def cut(
 
 
 def mirrored(view: View) -> View:
-    """The view with left and right changed."""
+    """Flips a view horizontally."""
     boxes = view.boxes.copy()
     boxes[:, 1] = np.maximum(view.image.shape[1] - boxes[:, 1] - boxes[:, 3], 0)
     return View(view.image[:, ::-1], boxes, view.labels)
 
 
 def batch(views: Sequence[View], *, most: int, multiple: int, fill: Sequence[float]) -> Batch:
-    """Views in the upper left corner of one canvas each, with sides that are multiples of
-    `multiple`, the rest in the colour `fill`; at most `most` boxes of each."""
+    """Puts each view in the upper left corner of a canvas filled with the colour `fill`. Canvases
+    have the same sides, multiples of `multiple`. most: largest number of boxes per view."""
     height, width = (
         -(-max(view.image.shape[axis] for view in views) // multiple) * multiple for axis in (0, 1)
     )
