@@ -72,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
 def _opened(path: str, family: str | None, trust: bool):
     """(network, its config). The network of a run is None, because its evaluations are checked
     before its weights are read."""
-    from ssl_jax import api, convert
+    from ssl_jax import api
+    from ssl_jax.convert import places
 
     if (place := places.find(path)).is_run:
         return None, settings.completed(api.saved_config(place.path, trust))
