@@ -89,7 +89,7 @@ setup(
         "ssl_jax.cli": ["*.toml"],
         "ssl_jax.papers": ["*.json", "*.toml"],
         "ssl_jax.train": ["*.toml"],
-        "ssl_jax.zoo": ["sop_imagenette.safetensors"],
+        "ssl_jax.zoo": ["sop_speedrun.safetensors"],
     },
     zip_safe=False,
     entry_points={"console_scripts": ["ssl-jax=ssl_jax.__main__:main"]},

@@ -43,7 +43,7 @@ _CPU = {"model.width": 128, "model.heads": 4}
 _GPU = {"model.width": 192, "model.depth": 9, "model.dtype": "bfloat16", "optim.batch_size": 1024}
 _SIZES: dict[str, dict[str, Any]] = {
     "cifar10": _CPU | {"optim.epochs": 38.0},
-    "imagenette96": _CPU | {"optim.epochs": 80.0},
+    "imagenette96": _CPU | {"optim.epochs": 40.0},
     "cifar10_gpu": _GPU | {"model.patch": 4, "optim.epochs": 60.0},
     "imagenette96_gpu": _GPU | {"optim.epochs": 100.0},
 }

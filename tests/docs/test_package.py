@@ -72,7 +72,7 @@ def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):
     assert wanted <= names and any(name.endswith("LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "configs", "zoo"))]
     weights = [name for name in names if name.endswith((".safetensors", ".npz"))]
-    assert weights == ["ssl_jax/zoo/sop_imagenette.safetensors"]
+    assert weights == ["ssl_jax/zoo/sop_speedrun.safetensors"]
     assert dist[1].stat().st_size < 3e6
 
 
@@ -107,7 +107,7 @@ def test_an_installed_wheel_is_a_program(dist, tmp_path):
     )
     assert re.search(r"^sop\.cls\.anchors +4096 ", done.stdout, re.MULTILINE)
     assert done.stderr == ""
-    code = "import ssl_jax; ssl_jax.load('zoo/sop_imagenette'); print(ssl_jax.__file__)"
+    code = "import ssl_jax; ssl_jax.load('zoo/sop_speedrun'); print(ssl_jax.__file__)"
     assert run([sys.executable, "-c", code], site, elsewhere).stdout.startswith(str(site))
     # Where the extra is not installed, one line says so.
     blocked = [name for names in extras.EXTRAS.values() for name in names]
