@@ -212,8 +212,7 @@ def validate(config: ConfigDict, num_devices: int | None) -> None:
     views.check(config)
     if config.data.cache == "device" and config.data.crop_on == "host":
         raise InputError(
-            'data.cache is "device", which cuts the crops where the images are; set'
-            ' data.crop_on="device"'
+            'data.cache is "device", where the images are cropped too; set data.crop_on="device"'
         )
     if config.data.area_crops and config.data.crop_on == "device":
         raise InputError('data.area_crops is for crops on the host; set data.crop_on="host"')
@@ -281,7 +280,7 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
     total = ends[0]  # of the original run, before it was extended
     if total == 0:
         raise InputError(
-            f"optim.epochs is {o.epochs}, less than one step of {steps_per_epoch} an epoch; "
+            f"optim.epochs is {o.epochs}, less than one step (an epoch has {steps_per_epoch}); "
             f"use at least {1 / steps_per_epoch:.3g}"
         )
     if total > _LAST_STEP:

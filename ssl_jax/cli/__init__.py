@@ -76,7 +76,7 @@ def _run(argv: list[str]) -> int:
     options = parsers[command].parse_args(words)
     options.command, options.changes = command, changes
     if changes and not parsers[command].takes_keys:
-        raise InputError(f"{command} takes no keys of a config, but got {changes[0]}")
+        raise InputError(f"{command} does not accept --config.KEY=VALUE, but got {changes[0]}")
     platforms.use(options.platform)
     if getattr(options, "imports", ()):
         from ssl_jax import methods

@@ -225,7 +225,7 @@ def text(result: dict) -> str:
     ]
     if changes := result.get("changes"):
         flags = " ".join(f"--config.{key}={value}" for key, value in changes.items())
-        lines.append(f"  that is with {flags}; without, it takes more")
+        lines.append(f"  these numbers include {flags}; without, the step takes more")
     if "largest_batch" in result:
         lines.append(f"  largest batch that fits: about {result['largest_batch']:,}")
     return "\n".join(lines)
@@ -237,7 +237,7 @@ def _kernels(result: dict) -> list[str]:
     if not kinds:
         return [
             f"matrix products read and write {result['moved'] / _GIB:,.1f} GiB per step:"
-            f" {1000 * result['seconds_moved']:,.2f} ms if nothing stays on the chip",
+            f" {1000 * result['seconds_moved']:,.2f} ms if all of it goes through device memory",
             "",
         ]
     count = sum(row["times"] for row in kinds.values())

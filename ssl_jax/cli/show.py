@@ -29,10 +29,10 @@ def run(options: argparse.Namespace) -> int:
         print(catalogue.keys(arguments.start(options).config if of_config else None, options.keys))
     elif options.paper is not None:
         if of_config:
-            raise InputError(f"--paper stands alone; {of_config[0]} is for a config")
+            raise InputError(f"--paper cannot be combined with {of_config[0]}")
         print(lacking(options.paper) if options.missing else table(papers.load(options.paper)))
     elif options.missing:
-        raise InputError("--missing is of a paper: give --paper=NAME")
+        raise InputError("--missing needs --paper=NAME")
     elif not of_config:
         print(catalogue.overview())
     else:

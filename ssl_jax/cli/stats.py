@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     if not value_range and result.types != {"uint8"}:
         value_range = low, high = float(result.low.min()), float(result.high.max())
     if low == high:
-        raise InputError(f"{source}: all numbers are {low:g}; there is nothing to learn from")
+        raise InputError(f"{source}: all pixels are {low:g}; use images that vary")
     flags = [f"data.channels={c.channels}"] if c.channels else []
     flags += [f"data.range={_listed(value_range)}"] if value_range else []
     if source.channels != 3:

@@ -132,8 +132,8 @@ def _check_no_codes(tensors: Mapping[str, np.ndarray]) -> None:
     for name in tensors:
         if name.endswith(others):
             raise InputError(
-                f"{name} belongs to a network (BEiT, EVA) with gamma_1, storage_tokens or rope and"
-                " position codes too; of those DINOv3's are read, which have none"
+                f"{name} belongs to another network, such as BEiT or EVA; of networks with gamma_1,"
+                " storage_tokens or rope only DINOv3's are read, which have no position codes"
             )
 
 

@@ -79,7 +79,7 @@ def _filled(params: Mapping, taken: Mapping[str, Any], source: str) -> dict:
     def leaf_of(path, leaf):
         array = whole.get(path, leaf)
         if array.shape != leaf.shape:
-            raise InputError(f"{source} is incomplete: it has {path} for {len(array)} blocks alone")
+            raise InputError(f"{source} is incomplete: it has {path} for only {len(array)} blocks")
         return array
 
     return trees.map_with_path(leaf_of, params)
@@ -138,7 +138,7 @@ def _fit(path: str, weights: Weights, shape: tuple[int, ...], notes: list[str]):
             f" {tuple(array.shape)}, but this model has {shape}: {cause}"
         )
     if isinstance(array, np.ndarray) and not np.isfinite(array).all():
-        raise InputError(f"{weights.source}: {weights.names[path]} has numbers that are not finite")
+        raise InputError(f"{weights.source}: {weights.names[path]} has non-finite values")
     return array
 
 

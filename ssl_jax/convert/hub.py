@@ -90,8 +90,8 @@ def write(
         )
     if shape.mlp == "swiglu" and shape.position != "rope":
         raise InputError(
-            'model.mlp is "swiglu" and model.position is not "rope"; of networks with gated MLPs'
-            " those with rotary position codes are exported; ssl_jax.save writes this one"
+            'model.mlp is "swiglu" and model.position is not "rope"; gated MLPs are exported only'
+            " with rotary position codes; ssl_jax.save writes this network"
         )
     if shape.stages and to != "timm":
         raise InputError(f"a Swin transformer (model.stages) is exported --to timm, not {to}")
@@ -146,5 +146,5 @@ def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.nd
         flat["registers"] = np.concatenate(tokens)
     wrong = [path for path, array in flat.items() if not np.isfinite(array).all()]
     if wrong:
-        raise InputError(f"{wrong[0]} has numbers that are not finite; nothing was exported")
+        raise InputError(f"{wrong[0]} has non-finite values; nothing was exported")
     return {f"backbone/{path}": array for path, array in flat.items()}

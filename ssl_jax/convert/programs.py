@@ -78,13 +78,13 @@ def write(
     if path.suffix != f".{to}":
         raise InputError(f"{path}: the name of a network exported to {to} must end in .{to}")
     if path.exists() and not _is_ours(path, kind):
-        raise InputError(f"{path} exists and is no such export; choose another name")
+        raise InputError(f"{path} exists and was not written by export; choose another name")
     if size < 1 or size % shape.patch:
         raise InputError(f"size is {size}; it must be a multiple of the patch, {shape.patch}")
     if (weights := sum(4 * x.size for x in jax.tree.leaves(params))) > _MOST:
         raise InputError(f"{weights / 1e9:.1f} GB of weights, but a file of {to} holds 2 GB")
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(params)):
-        raise InputError("the weights have numbers that are not finite; nothing was exported")
+        raise InputError("the weights have non-finite values; nothing was exported")
     if not image:
         raise InputError(
             f"the image of {about.method} is no average of tokens, which {to} needs; export to"

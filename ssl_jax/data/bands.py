@@ -166,13 +166,13 @@ def _size(shape, channels) -> tuple[int, int]:
     axis = _axis(shape, channels)
     height, width = (side for i, side in enumerate(shape) if i != axis)
     if not height or not width:
-        raise ValueError(f"an array of {list(shape)}, without a pixel")
+        raise ValueError(f"an array of shape {list(shape)} has no pixels")
     return height, width
 
 
 def _check_type(dtype: np.dtype, bands: Bands) -> None:
     if dtype.kind not in "uif":
-        raise ValueError(f"{dtype} is no number of an image; use integers or floats")
+        raise ValueError(f"{dtype} cannot be an image; use integers or floats")
     if dtype != np.uint8 and not (bands.range or bands.raw):
         raise ValueError(
             f"{dtype} has no known range; set data.range=(low, high), the numbers that become 0"

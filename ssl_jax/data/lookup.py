@@ -39,7 +39,7 @@ def named(
         result[key] = name
     if result["images"] is None:
         raise InputError(
-            f"data.images: {where} has {listed(there)}; give the name of what holds the images"
+            f"data.images: {where} has {listed(there)}; name the one that holds the images"
         )
     return result
 

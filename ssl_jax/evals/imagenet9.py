@@ -67,8 +67,8 @@ def _variant(case, settings, name, classes):
     source = make_source(data, split=f"{name}/val")
     if source.num_classes != classes:
         raise InputError(
-            f"{settings.dir}/{name}/val has {source.num_classes or 'no'} folders of classes, the"
-            f" mapping leads to {classes}"
+            f"{settings.dir}/{name}/val has {source.num_classes or 'no'} class folders, but the"
+            f" mapping has {classes} classes"
         )
     return source
 

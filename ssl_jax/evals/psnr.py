@@ -32,7 +32,7 @@ def rebuilt(
         _, extras = case.network.with_extras(images)
         if "rebuilt" not in extras:
             raise InputError(
-                f"{case.config.type} needs a network that rebuilds images, and this one has no"
+                f"{case.config.type} needs a network that reconstructs images, and this one has no"
                 ' decoder; leave it out of evals.tasks, or use the type "decode", which trains a'
                 " decoder for any network"
             )

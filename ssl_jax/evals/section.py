@@ -208,8 +208,8 @@ def check(config: ConfigDict) -> None:
         if needs and not source.may_have(section.data, needs):
             hint = "a folder of classes" if needs == "labels" else f"a folder with data.{needs}"
             raise InputError(
-                f'{path}.data.kind is "{section.data.kind}", which has no {needs} of the kind that'
-                f' the type "{section.type}" needs; use "{DEFAULT_KIND[needs]}", {hint}, a TFDS'
+                f'{path}.data.kind is "{section.data.kind}", which has no {needs}, and the'
+                f' type "{section.type}" needs them; use "{DEFAULT_KIND[needs]}", {hint}, a TFDS'
                 f" set with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))

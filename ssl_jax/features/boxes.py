@@ -129,7 +129,7 @@ def _label(record, box, name):
             " needs one of them"
         )
     if len(of_boxes) <= box:
-        raise InputError(f"{name} has {len(of_boxes)} box labels, but a box {box}")
+        raise InputError(f"{name} has {len(of_boxes)} box labels, but its mask shows a box {box}")
     return int(of_boxes[box])
 
 
@@ -172,7 +172,7 @@ def select(
     selected = Selected(*derived.gather_rows(columns, shared))
     if not len(selected.index):
         raise InputError(
-            f"no image of {source} shows a box; the box-aligned k-NN needs a set with"
-            " boxes, or leave it out of evals.tasks"
+            f"no image of {source} has a visible box; use a set with boxes, or leave the"
+            " box-aligned k-NN out of evals.tasks"
         )
     return selected

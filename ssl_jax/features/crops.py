@@ -21,7 +21,7 @@ def check(name: str, scale: Sequence[float]) -> None:
     """Raises InputError if the crop_scale of evaluation `name` is neither a range nor ()."""
     scale = tuple(scale)
     if len(scale) not in (0, 2) or tuple(sorted(scale)) != scale:
-        raise InputError(f"{name}.crop_scale is {scale}; use (least, largest) or ()")
+        raise InputError(f"{name}.crop_scale is {scale}; use (least, largest), or () for none")
 
 
 def drawn(image: np.ndarray, size: int, scale: Sequence[float], seed: Sequence[int]) -> np.ndarray:

@@ -184,7 +184,7 @@ def plan(
         if number < 1:
             raise InputError(f"{name} is {number}; it must be 1 or more")
     if not tokens:
-        raise InputError(f"tokens is empty; give some of {', '.join(TOKENS)}")
+        raise InputError(f"tokens is empty; choose at least one of {', '.join(TOKENS)}")
     chosen = {name: TOKENS[name] for name in dict.fromkeys(tokens)}
     return Plan(encoder, source, chosen, layers, batch_size, np.dtype(dtype))
 

@@ -156,7 +156,7 @@ def encode(
         _check(record, name)
         if part.size != tuple(sizes[row]):
             raise InputError(
-                f"{name} has {pixels(image.shape)} pixels, not the size that {source} states; set"
+                f"{name} has {pixels(image.shape)} pixels, but {source} reports another size; set"
                 " data.size of the evaluation"
             )
         mask = record.get("mask") if masks else None

@@ -121,8 +121,8 @@ class _Encoding(Network):
                 patches = tokens.on_grid(h, w)
                 if kind == DENSE and patches.shape[1:3] != (h, w):
                     raise InputError(
-                        f"layers is {layers}, of which some have smaller patches than the last one;"
-                        " use fewer, or a mean"
+                        f"layers is {layers}, and some of these have smaller patches than the"
+                        " last; use fewer, or a mean"
                     )
                 parts.append(_chosen(kind, tokens.cls, patches, tokens.queries))
             return jnp.concatenate(parts, axis=-1)

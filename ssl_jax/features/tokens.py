@@ -10,7 +10,8 @@ from ssl_jax.models import zoo
 KINDS = ("image", "cls", "mean", "cls_mean", "sparse")
 DENSE = "patches"
 ALONE = (
-    'but "image" is of the last block alone; choose tokens "cls", "mean", "cls_mean" or "sparse"'
+    'but "image" exists only for the last block; choose tokens "cls", "mean", "cls_mean" or'
+    ' "sparse"'
 )
 SPARSE_TOKENS = "sparse_tokens"  # each token, where "sparse" is their mean
 

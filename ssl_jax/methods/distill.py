@@ -75,8 +75,8 @@ def check(config: ConfigDict) -> None:
     shape = _shape(config) if c.teacher == RANDOM else _file(c).shape
     if shape.in_channels != m.in_channels:
         raise InputError(
-            f"distill.teacher={c.teacher} sees images of {shape.in_channels} channels, the student"
-            f" of {m.in_channels} (model.in_channels); choose a teacher of as many"
+            f"distill.teacher={c.teacher} expects images of {shape.in_channels} channels, the"
+            f" student {m.in_channels} (model.in_channels); choose a teacher with the same number"
         )
     check_multiple("distill.size", c.size, shape.patch, "patch of distill.teacher")
 

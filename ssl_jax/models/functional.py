@@ -85,6 +85,6 @@ def _check_params(params: Mapping, shapes: Mapping) -> None:
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
         if shape != shapes[name].shape or not jnp.issubdtype(dtype, jnp.inexact):
             raise InputError(
-                f"parameter {name} has shape {shape} and type {dtype}; this model wants"
-                f" {shapes[name].shape} of floating point"
+                f"parameter {name} has shape {shape} and type {dtype}; this model expects"
+                f" floating-point numbers of shape {shapes[name].shape}"
             )

@@ -115,7 +115,8 @@ def missing(name: str) -> tuple[Missing, ...]:
         label = f"{path}: missing {number}"
         _check(label, entry, _MISSING, _MISSING)
         if entry["why"].partition(":")[0] not in LACKING:
-            raise InputError(f"{label}: why is {entry['why']!r}; begin with {' or '.join(LACKING)}")
+            begins = " or ".join(LACKING)
+            raise InputError(f"{label}: why is {entry['why']!r}; it must begin with {begins}")
         numbers = {
             score: _number(label, score, value, entry["place"])
             for score, value in entry["expected"].items()

@@ -50,7 +50,7 @@ def mean_iou(iou: ArrayLike) -> float:
     """Mean (0..1) over the classes that are not NaN."""
     counted = np.isfinite(iou)
     if not counted.any():
-        raise ValueError("no labelled place: every pixel or patch is ignored")
+        raise ValueError("nothing is labelled: every pixel or patch is ignored")
     return float(np.mean(np.asarray(iou)[counted]))
 
 
@@ -67,5 +67,5 @@ def accuracy(counts: ArrayLike) -> float:
     confusion matrix [c, c]. Raises ValueError if none is labelled."""
     counts = np.asarray(counts, np.float64)
     if not counts.sum():
-        raise ValueError("no labelled place: every pixel or patch is ignored")
+        raise ValueError("nothing is labelled: every pixel or patch is ignored")
     return float(np.trace(counts) / counts.sum())

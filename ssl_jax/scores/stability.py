@@ -196,7 +196,7 @@ def measured(
         if len(images) < 2:
             if weights:
                 continue  # a single image cannot be compared with another
-            raise ValueError("one image, where at least 2 are compared")
+            raise ValueError("only one image; at least 2 are needed")
         part = _window(images.shape[1:3], window, max(shifts), patch)
         moved.append(shifted(function, images, shifts, part, patch))
         key = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
@@ -212,8 +212,8 @@ def _window(size, window, shift, patch):
     height, width = (max(window or side - shift, 0) // patch * patch for side in size)
     if not height or not width:
         raise ValueError(
-            f"images of {pixels(size)} pixels with shifts of up to {shift} leave less than a patch"
-            f" of {patch}"
+            f"images of {pixels(size)} pixels are smaller than the largest shift, {shift}, plus one"
+            f" patch of {patch}"
         )
     return height, width
 

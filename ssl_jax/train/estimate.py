@@ -101,8 +101,8 @@ def topology(name: str) -> list[jax.Device]:
             return list(topologies.get_topology_desc(platform="cuda", **slices).devices)
         except NotImplementedError as error:
             raise MissingFile(
-                f"--topology={name} needs JAX's compiler for GPUs (some 3 GB, no GPU and no"
-                f" driver): {extras.install('gpu')}; or use --devices=N"
+                f"--topology={name} needs JAX's compiler for GPUs (about 3 GB; neither a GPU nor"
+                f" a driver): {extras.install('gpu')}; or use --devices=N"
             ) from error
     if importlib.util.find_spec("libtpu") is None:
         raise MissingFile(

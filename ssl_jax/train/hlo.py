@@ -94,7 +94,7 @@ class Module:
         self.computations = {c.name: _instructions(c) for c in module.computations()}
         entry = re.search(r"^ENTRY %?([^\s(]+)", text, re.MULTILINE)
         if entry is None:
-            raise ValueError("this version of XLA writes programs in another way: no ENTRY")
+            raise ValueError("programs of this XLA version cannot be read: no ENTRY line")
         self.entry = entry[1]
         self._lines = _lines(text)
 

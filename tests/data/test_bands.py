@@ -75,7 +75,7 @@ def claims(shape):
         (claims((5, 2000, 2000)), "buffer"),
         (claims((10**5, 10**5, 5)), "max_pixels"),
         (np.zeros((4, 5, 6), np.uint8), "data.channels=5"),
-        (np.zeros((0, 4, 5), np.uint8), "without a pixel"),
+        (np.zeros((0, 4, 5), np.uint8), "no pixels"),
         (np.zeros((4, 4, 5), np.complex64), "complex64"),
         (np.zeros((4, 4, 5), np.uint16), "data.range"),
         (np.full((4, 4, 5), np.nan, np.float32), "finite"),

@@ -89,8 +89,8 @@ def check(config: ConfigDict) -> None:
         )
     if c.randaugment.count and config.data.crop_on == "device":
         raise InputError(
-            'finetune.randaugment.count is above 0 but data.crop_on is "device", where no views'
-            ' are there to augment on the host; set data.crop_on="host" or'
+            'finetune.randaugment.count is above 0 but data.crop_on is "device", so the host has'
+            ' no views to augment; set data.crop_on="host" or'
             " finetune.randaugment.count=0"
         )
     if c.randaugment.count and m.in_channels != 3:
