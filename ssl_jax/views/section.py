@@ -15,22 +15,31 @@ def defaults() -> dict:
         return key(default, f"probability of {of}", least=0, most=1)
 
     return dict(
-        global_count=key(2, "large crops per image", "views", above=0, most=1000),
+        global_count=key(2, "number of large crops per image", "views", above=0, most=1000),
         global_size=key(224, "side of a large crop", "pixels", above=0, most=16384),
         global_scale=key(
             (0.25, 1.0),
-            "area of the crop / area of the image, drawn uniformly between",
+            "(least, largest) area of a large crop / area of the image, drawn uniformly",
             above=0,
             most=1,
             ordered=True,
         ),
-        local_count=key(10, "small crops per image; 0 = none", "views", least=0, most=1000),
+        local_count=key(
+            10, "number of small crops per image; 0 = none", "views", least=0, most=1000
+        ),
         local_size=key(96, "side of a small crop", "pixels", above=0, most=16384),
-        local_scale=key((0.05, 0.25), "area share of a small crop", above=0, most=1, ordered=True),
+        local_scale=key(
+            (0.05, 0.25),
+            "(least, largest) area of a small crop / area of the image, drawn uniformly",
+            above=0,
+            most=1,
+            ordered=True,
+        ),
         flip=probability(0.5, "a horizontal flip"),
         jitter=key(
             (0.4, 0.4, 0.2, 0.1),
-            "brightness, contrast, saturation (factors 1 +- x), hue (+- x turns)",
+            "strengths x of colour jitter: brightness, contrast, saturation (factors 1 +- x), hue"
+            " (+- x turns)",
             least=0,
             length=4,
         ),
@@ -38,32 +47,39 @@ def defaults() -> dict:
         gray_prob=probability(0.2, "grayscale"),
         blur_prob=key(
             (1.0, 0.1, 0.5),
-            "probability of Gaussian blur: first global view, further global views, local views",
+            "probability of Gaussian blur in the first global view, further global views, local"
+            " views",
             least=0,
             most=1,
             length=3,
         ),
         blur_radius=key(
             (0.1, 2.0),
-            "standard deviation of the blur, drawn uniformly between",
+            "(least, largest) standard deviation of the blur, drawn uniformly",
             "pixels",
             above=0,
             most=1000,
             ordered=True,
         ),
-        solarize_prob=probability(0.2, "solarisation, second global view only"),
-        mask=key("none", "masked patches of the global views", choices=("none", "block", "random")),
+        solarize_prob=probability(0.2, "solarisation of the second global view"),
+        mask=key(
+            "none",
+            'how patches of global views are masked: "none", in rectangles ("block"), or each at'
+            ' "random"',
+            choices=("none", "block", "random"),
+        ),
         mask_ratio=key(
             (0.3, 0.3),
-            "share of masked patches, drawn uniformly between",
+            "(least, largest) share of patches that are masked in a masked view, drawn uniformly",
             least=0,
             below=1,
             ordered=True,
         ),
-        mask_prob=probability(1.0, "a view being masked at all"),
+        mask_prob=probability(1.0, "masking a global view"),
         mask_block=key(
             0,
-            "smallest rectangle of a block mask; 0 = (shorter side of the grid // 3)^2 (iBOT)",
+            "size of the smallest rectangle of a block mask; 0 = (shorter side of the grid // 3)^2"
+            " (iBOT)",
             "patches",
             least=0,
             most=2**20,
