@@ -34,8 +34,8 @@ def defaults() -> dict:
         weight=key(0.0, "weight of the Gram loss, added to the method's loss; 0 = none", least=0),
         rise=key(
             (0, 0),
-            "steps (first, last) between which the weight rises from 0 on half a cosine; equal ="
-            " the full weight at once",
+            "steps (first, last) between which the weight rises from 0 on half a cosine;"
+            " equal = the full weight at once",
             "steps",
             least=0,
             ordered=True,

@@ -47,8 +47,8 @@ def defaults() -> dict:
             ),
             silent_seconds=key(
                 600.0,
-                "time without progress after which a process reports the place where it hangs; 0 ="
-                " never",
+                "time without progress after which a process reports the place where it hangs;"
+                " 0 = never",
                 "seconds",
                 least=0,
             ),

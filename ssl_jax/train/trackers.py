@@ -41,8 +41,8 @@ def defaults() -> dict:
         ),
         trackio=key(
             "",
-            'project in trackio, stored on this machine, that gets the metrics (needs trackio); ""'
-            " = none",
+            "project in trackio, stored on this machine, that gets the metrics (needs trackio);"
+            ' "" = none',
             acts="is written into",
         ),
         tracked_pictures=key(
