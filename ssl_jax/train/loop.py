@@ -137,7 +137,7 @@ def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
         f" steps {start} to {c.run.total_steps} ({c.run.steps_per_epoch} per epoch)"
     )
     if c.model.dtype == "bfloat16" and devices[0].platform == "cpu":
-        console.say("a CPU emulates bfloat16; model.dtype=float32 takes about .75 of the time")
+        console.say("a CPU emulates bfloat16; model.dtype=float32 takes about 75 % of the time")
     classes = f", {run.source.num_classes} classes" if run.source.num_classes else ""
     console.say(f"data: {run.source}, {len(run.source)} images{classes}")
     if run.source.left_out:
