@@ -71,7 +71,7 @@ class Settings(quality.Settings):
     width: int = field(64, "width of the decoder", above=0)
     depth: int = field(2, "number of blocks of the decoder", "blocks", above=0)
     heads: int = field(
-        4, "number of attention heads of the decoder; a divisor of width", "heads", above=0
+        4, "number of attention heads of the decoder; a divisor of `width`", "heads", above=0
     )
     epochs: int = field(20, "length of the decoder's training", "epochs", above=0)
     batch: int = field(64, "images per training step", "images", above=0)

@@ -74,7 +74,7 @@ class Settings(tokens.Settings):
     epochs: int = field(30, "length of the probe's training", "epochs", above=0)
     batch: int = field(256, "features per training step", "features", above=0)
     batch_factors: tuple[int, ...] = field(
-        (1,), "factors on batch that are tried, each with all learning rates", above=0, most=2**16
+        (1,), "factors on `batch` that are tried, each with all learning rates", above=0, most=2**16
     )
     lrs: tuple[float, ...] = field(
         LEARNING_RATES,

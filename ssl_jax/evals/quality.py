@@ -39,7 +39,7 @@ class Settings:
         most=1,
     )
     fid_weights: str = field(
-        "", f"file with the weights for fid; {inception.FETCH}", path=True, acts=""
+        "", f"file with the weights of the network for `fid`; {inception.FETCH}", path=True, acts=""
     )
 
 

@@ -48,7 +48,10 @@ def defaults() -> dict:
             choices=("sinkhorn", "ema"),
         ),
         center_momentum=key(
-            0.9, 'momentum of the running means; used by centering="ema" alone', least=0, below=1
+            0.9,
+            'momentum of the running means of the teacher\'s logits; used by centering="ema" alone',
+            least=0,
+            below=1,
         ),
         cls=dict(
             weight=key(1.0, "weight of the DINO loss on the class token; 0 = none", least=0),

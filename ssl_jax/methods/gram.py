@@ -42,8 +42,8 @@ def defaults() -> dict:
         ),
         teacher=key(
             "start",
-            'Gram teacher: a frozen network, at "start" the run\'s teacher or the weights of file,'
-            ' or the current EMA teacher ("ema")',
+            'Gram teacher: a frozen network, at "start" the run\'s teacher or the weights in'
+            ' gram.file, or the current EMA teacher ("ema")',
             choices=("start", "ema"),
         ),
         file=key(

@@ -38,8 +38,8 @@ class Settings:
     )
     crop_side: int = field(
         0,
-        "side of the region that a training crop takes of an image before padding to side;"
-        " 0 = side",
+        "side of the region that a training crop takes of an image before padding to `side`;"
+        " 0 = `side`",
         "pixels",
         least=0,
         most=16384,
@@ -54,7 +54,7 @@ class Settings:
     )
     long: int = field(
         0,
-        "largest length of the longer side after resizing to short; 0 = no limit",
+        "largest length of the longer side after resizing to `short`; 0 = no limit",
         "pixels",
         least=0,
         most=65536,

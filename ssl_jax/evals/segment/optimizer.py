@@ -35,7 +35,7 @@ class Settings:
         most=1000,
     )
     weight_decay: float = field(
-        1e-4, "weight decay of the parameters that decayed selects", least=0, most=1000
+        1e-4, "weight decay of the parameters selected by `decayed`", least=0, most=1000
     )
     decayed: str = field(
         "matrices",
@@ -57,7 +57,7 @@ class Settings:
         most=2**31 - 1,
     )
     final_lr: float = field(
-        0.0, "learning rate at the end of its decay; 0 = given by final_share", least=0, most=1000
+        0.0, "learning rate at the end of its decay; 0 = by `final_share`", least=0, most=1000
     )
     final_share: float = field(
         0.0,

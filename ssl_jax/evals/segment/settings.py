@@ -77,11 +77,11 @@ class Settings(crops.Settings, optimizer.Settings):
         choices=TESTS,
     )
     stride: int = field(
-        0, "stride of sliding windows; 0 = 2/3 of side", "pixels", least=0, most=16384
+        0, "stride of sliding windows; 0 = 2/3 of `side`", "pixels", least=0, most=16384
     )
     epochs: float = field(
         0.0,
-        "length of the training, in place of steps; 0 = use steps",
+        "length of the training in epochs, in place of `steps`; 0 = by `steps`",
         "epochs",
         least=0,
         most=10**6,
@@ -89,7 +89,7 @@ class Settings(crops.Settings, optimizer.Settings):
     batch: int = field(8, "crops per training step", "images", above=0, most=2**20)
     batch_factors: tuple[int, ...] = field(
         (1,),
-        "factors on batch that are tried, up to the size of the training set, each with all"
+        "factors on `batch` that are tried, up to the size of the training set, each with all"
         " learning rates",
         above=0,
         most=2**16,

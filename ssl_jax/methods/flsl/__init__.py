@@ -117,7 +117,8 @@ def defaults() -> dict:
         ),
         center_momentum=key(
             0.9,
-            'momentum of the moving average; used by targets="centered" alone',
+            'momentum of the moving average of the teacher\'s logits; used by targets="centered"'
+            " alone",
             least=0,
             below=1,
         ),
