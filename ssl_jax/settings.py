@@ -35,7 +35,7 @@ def sections() -> dict:
         method=key("", "name of the method; the section of that name holds its settings", acts=""),
         seed=key(
             0,
-            "seed of parameters, data order, crops, masks and all other random draws",
+            "seed of parameters, data order, crops, masks, all random draws",
             least=0,
             below=2**31,
         ),

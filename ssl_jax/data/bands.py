@@ -53,7 +53,7 @@ def keys() -> dict[str, Key]:
         ),
         range=key(
             (),
-            "(low, high), the values in TIFF and .npy files that become 0 and 1; () = 8 bits",
+            "(low, high), values of TIFF and .npy files that become 0 and 1; () = 8 bits",
             element=0.5,
         ),
     )

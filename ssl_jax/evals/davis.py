@@ -36,10 +36,7 @@ class Settings:
         most=16384,
     )
     multiple: int = field(
-        64,
-        "the longer side of resized frames is cropped to a multiple of this number",
-        "pixels",
-        above=0,
+        64, "longer side of resized frames is cropped to a multiple of this", "pixels", above=0
     )
     frames: int = field(1, "number of frames per forward pass", "images", above=0)
     previous: int = field(
@@ -56,15 +53,10 @@ class Settings:
         above=0,
     )
     top: int = field(
-        _DINO.top,
-        "number of most similar patches from which a patch gets its label",
-        "patches",
-        above=0,
+        _DINO.top, "number of similar patches that give a patch its label", "patches", above=0
     )
     temperature: float = field(
-        _DINO.temperature,
-        "temperature of the propagation weights exp(cosine / temperature)",
-        least=1e-6,
+        _DINO.temperature, "temperature of the label weights exp(cosine / temperature)", least=1e-6
     )
 
 

@@ -29,9 +29,7 @@ _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 
 def temperature_field() -> Any:
     """Declares the temperature of cosines. Below its minimum, weights in float32 are all 1 or 0."""
-    return field(
-        TEMPERATURE, "temperature of the votes' weights exp(cosine / temperature)", least=1e-6
-    )
+    return field(TEMPERATURE, "votes are weighted by exp(cosine / temperature)", least=1e-6)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,13 +48,9 @@ def defaults() -> dict:
     return free_on_resume(
         dict(
             tasks=key(
-                (ALL,),
-                'names of the evaluations to run; "all" = every evaluation, () = none',
-                acts="",
+                (ALL,), 'names of the evaluations to run; "all" = every one, () = none', acts=""
             ),
-            every_steps=key(
-                0, "training steps between two evaluations; 0 = only at the end", least=0
-            ),
+            every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
             best=key(
                 "",
                 "score (as knn) that selects the best network, kept in the run directory as"
@@ -70,8 +66,7 @@ def defaults() -> dict:
                 acts="is a folder to write into",
             ),
             baselines=key(
-                True,
-                "compare the final scores with those of an untrained network and of raw pixels",
+                True, "compare the final scores with an untrained network and with raw pixels"
             ),
             picture_size=key(
                 0,
@@ -110,12 +105,8 @@ def _keys_of(type: str) -> dict:
             type=key(type, "type of the evaluation", choices=tuple(sorted(registry.TYPES))),
             # `split` trains a classifier, or is the bank in which neighbours are searched.
             data=data,
-            train_examples=key(
-                0, "number of images used of the training part; 0 = all", "images", least=0
-            ),
-            test_examples=key(
-                0, "number of images used of the scored part; 0 = all", "images", least=0
-            ),
+            train_examples=key(0, "number of training images; 0 = all", "images", least=0),
+            test_examples=key(0, "number of scored images; 0 = all", "images", least=0),
             crop=key(
                 0,
                 "side of a square centre crop; 0 = no crop. Images are always cropped to whole"

@@ -45,9 +45,7 @@ class Settings:
         "pixels",
         least=0,
     )
-    crops: int = field(
-        CROPS, "number of random crops per image, which are compared in pairs", least=2
-    )
+    crops: int = field(CROPS, "random crops per image, which are compared in pairs", least=2)
     scale: tuple[float, ...] = field(
         SCALE,
         "(least, largest) share of the image's area in a random crop",

@@ -28,10 +28,7 @@ PROTOCOLS = {
 @dataclasses.dataclass(frozen=True)
 class Settings:
     perplexity: float = field(
-        30.0,
-        "perplexity of t-SNE, roughly the number of neighbours of a point",
-        above=1,
-        most=10000,
+        30.0, "perplexity, roughly the number of neighbours of a point", above=1, most=10000
     )
     dimensions: int = field(2, "number of dimensions of the picture", least=2, most=3)
     patches: int = field(

@@ -26,18 +26,13 @@ def defaults() -> dict:
         return dict(
             prototypes=key(65536, prototypes, least=2, most=2**24),
             bottleneck=key(
-                256,
-                "width of the head's L2-normalised output before the prototypes",
-                least=1,
-                most=65536,
+                256, "width of the L2-normalised input of the prototypes", least=1, most=65536
             ),
         )
 
     return dict(
         head_hidden=key(2048, "width of each head's two hidden layers", least=1, most=65536),
-        separate_head=key(
-            True, "give patches their own head; False = they share the class token's head"
-        ),
+        separate_head=key(True, "give patches their own head; False = the class token's head"),
         freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
         global_token=section_keys.token_key(),
         **section_keys.temperature_keys(),
@@ -61,9 +56,7 @@ def defaults() -> dict:
             weight=key(1.0, "weight of the iBOT loss on masked patches", above=0),
             **head("number of prototypes K of the patches"),
         ),
-        koleo=key(
-            0.1, "weight of KoLeo, which spreads the class tokens of a batch; 0 = none", least=0
-        ),
+        koleo=key(0.1, "weight of KoLeo, which spreads a batch's class tokens; 0 = none", least=0),
         layer_decay=key(
             0.9,
             "layer-wise decay: each block's learning rate is this factor times the next block's;"

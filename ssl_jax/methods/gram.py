@@ -53,10 +53,7 @@ def defaults() -> dict:
             acts="",
         ),
         first_update=key(
-            0,
-            "first step at which the EMA teacher may replace the frozen network",
-            "steps",
-            least=0,
+            0, "first step at which the EMA teacher may replace the frozen one", "steps", least=0
         ),
         every=key(
             0,
@@ -65,10 +62,7 @@ def defaults() -> dict:
             least=0,
         ),
         updates=key(
-            0,
-            "largest number of replacements of the frozen network; 0 = no limit",
-            "updates",
-            least=0,
+            0, "limit to replacements of the frozen network; 0 = no limit", "updates", least=0
         ),
         size=key(
             0,

@@ -23,9 +23,7 @@ def defaults() -> dict:
         'layers of the head that patches and class token share: "all", the "mlp" before the'
         ' prototypes (published code without --shared_head), or "none"'
     )
-    center_momentum = key(
-        0.9, "momentum of the moving average that centers the teacher's logits", least=0, below=1
-    )
+    center_momentum = key(0.9, "momentum of the teacher logits' moving average", least=0, below=1)
     return dict(
         **section_keys.head_keys(),
         shared_head=key("all", shared, choices=("all", "mlp", "none")),
@@ -44,14 +42,11 @@ def defaults() -> dict:
         patch=dict(
             weight=key(
                 1.0,
-                "weight of the patch loss, lambda_2; 0 = no patch loss and no masks, as in DINO",
+                "weight of the patch loss, lambda_2; 0 = no patch loss, no masks: DINO",
                 least=0,
             ),
             prototypes=key(
-                0,
-                "number of prototypes K of the patches; 0 = as many as cls.prototypes",
-                least=0,
-                most=2**24,
+                0, "prototypes of the patches, K; 0 = cls.prototypes", least=0, most=2**24
             ),
             **section_keys.target_temperature_keys(),
             center_momentum=center_momentum,

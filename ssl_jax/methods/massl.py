@@ -28,9 +28,7 @@ def defaults() -> dict:
                 most=2**24,
             ),
             tasks=key(8, "number of blocks used per step, without common rows", least=1, most=1000),
-            memory=key(
-                131072, "number of rows of the memory of past embeddings", least=1, below=2**31
-            ),
+            memory=key(131072, "rows of the memory of past embeddings", least=1, below=2**31),
         ),
     )
 

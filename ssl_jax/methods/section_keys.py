@@ -15,10 +15,7 @@ def head_keys() -> dict:
     return dict(
         head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
         head_bottleneck=key(
-            256,
-            "width of the head's L2-normalised output before the prototypes",
-            least=1,
-            most=65536,
+            256, "width of the L2-normalised input of the prototypes", least=1, most=65536
         ),
     )
 
@@ -71,9 +68,7 @@ def check_weights(config: ConfigDict) -> None:
 def target_temperature_keys(start: float = 0.04, end: float = 0.07) -> dict:
     """The keys of a teacher temperature that warms up."""
     return dict(
-        teacher_temperature=key(
-            start, "teacher temperature tau_t at the start of its warm-up", above=0
-        ),
+        teacher_temperature=key(start, "teacher temperature tau_t before its warm-up", above=0),
         final_teacher_temperature=key(end, "teacher temperature tau_t after its warm-up", above=0),
     )
 

@@ -40,9 +40,7 @@ def defaults() -> dict:
             choices=("qkv", "proj", "fc1", "fc2"),
         ),
         lora_alpha=key(
-            16.0,
-            "the adapters' product is multiplied by lora_alpha / lora before it is added",
-            above=0,
+            16.0, "the adapters' product is added with the factor lora_alpha / lora", above=0
         ),
     )
 

@@ -82,9 +82,7 @@ class ViTConfig:
     )
     rope_base: float = field(100.0, "base of RoPE's periods", above=1, most=1e6)
     rope_rounded: bool = field(
-        False,
-        "round RoPE's periods to bfloat16, as in DINOv3's files; False = as in timm and"
-        " transformers",
+        False, "round RoPE's periods to bfloat16, as DINOv3's files; timm and transformers do not"
     )
     rope_shift: float = field(
         0.0,
@@ -159,15 +157,10 @@ class ViTConfig:
         0.0, "standard deviation of the initial class token; 0 = init_std", least=0, most=4
     )
     norm_eps: float = field(
-        1e-6,
-        "constant added to the variance in every LayerNorm (Hugging Face's ViT: 1e-12)",
-        above=0,
-        most=1,
+        1e-6, "constant added to LayerNorm's variance (Hugging Face's ViT: 1e-12)", above=0, most=1
     )
     gelu: str = field(
-        "erf",
-        'form of the GELU: "erf" (exact) or "tanh" (approximate, faster)',
-        choices=("erf", "tanh"),
+        "erf", 'GELU: "erf" (exact) or "tanh" (approximate, faster)', choices=("erf", "tanh")
     )
     scan: bool = field(
         False,

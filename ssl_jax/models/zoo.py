@@ -106,10 +106,7 @@ def defaults() -> dict:
     fields = keys_of(ViTConfig)
     del fields["mask_token"]
     size = key(
-        "s",
-        "size of the network, which sets width, depth and heads",
-        choices=(*SIZES, "custom"),
-        free=True,
+        "s", "size of the network: width, depth, heads", choices=(*SIZES, "custom"), free=True
     )
     return dict(size=size, **fields, **lora.defaults())
 

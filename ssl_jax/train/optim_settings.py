@@ -17,9 +17,7 @@ def defaults() -> dict:
         batch_size=key(
             1024, "images per step, over all devices and processes", "images", above=0, most=2**24
         ),
-        epochs=key(
-            100.0, "length of the run in epochs, if steps is 0", "epochs", least=0, most=10**6
-        ),
+        epochs=key(100.0, "length of the run, if steps is 0", "epochs", least=0, most=10**6),
         steps=key(
             0,
             "length of the run in steps, which also limits the warm-up; 0 = epochs * steps per"
@@ -52,11 +50,7 @@ def defaults() -> dict:
             most=1000,
         ),
         warmup_epochs=key(
-            10.0,
-            "length of the learning rate's linear warm-up from 0; 0 = none",
-            "epochs",
-            least=0,
-            most=10**6,
+            10.0, "linear warm-up of the learning rate; 0 = none", "epochs", least=0, most=10**6
         ),
         weight_decay=key(0.04, "decoupled weight decay (AdamW) at step 0", least=0, most=1000),
         final_weight_decay=key(0.4, "weight decay at the end of its cosine", least=0, most=1000),

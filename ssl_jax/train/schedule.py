@@ -23,10 +23,7 @@ def defaults() -> dict:
     return dict(
         momentum=key(0.996, "momentum of the teacher's moving average at step 0", least=0, most=1),
         final_momentum=key(
-            1.0,
-            "momentum of the teacher's moving average at the end of its cosine",
-            least=0,
-            most=1,
+            1.0, "momentum of the teacher's moving average at the end", least=0, most=1
         ),
     )
 

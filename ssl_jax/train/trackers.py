@@ -35,9 +35,7 @@ def defaults() -> dict:
             False, "also write TensorBoard files (needs tensorboardX)", acts="writes files"
         ),
         wandb=key(
-            "",
-            'project in Weights & Biases that gets the metrics; "" = none',
-            acts="connects to a server",
+            "", 'Weights & Biases project for the metrics; "" = none', acts="connects to a server"
         ),
         trackio=key(
             "",

@@ -49,7 +49,7 @@ def defaults() -> dict:
         ),
         max_unreadable=key(
             0.01,
-            "largest share of unreadable records; above it, the run stops",
+            "share of unreadable records above which the run stops",
             least=0,
             most=1,
             free=True,

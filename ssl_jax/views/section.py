@@ -15,7 +15,7 @@ def defaults() -> dict:
         return key(default, f"probability of {of}", least=0, most=1)
 
     return dict(
-        global_count=key(2, "number of large crops per image", "views", above=0, most=1000),
+        global_count=key(2, "large crops per image", "views", above=0, most=1000),
         global_size=key(224, "side of a large crop", "pixels", above=0, most=16384),
         global_scale=key(
             (0.25, 1.0),
@@ -24,9 +24,7 @@ def defaults() -> dict:
             most=1,
             ordered=True,
         ),
-        local_count=key(
-            10, "number of small crops per image; 0 = none", "views", least=0, most=1000
-        ),
+        local_count=key(10, "small crops per image; 0 = none", "views", least=0, most=1000),
         local_size=key(96, "side of a small crop", "pixels", above=0, most=16384),
         local_scale=key(
             (0.05, 0.25),

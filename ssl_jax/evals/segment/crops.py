@@ -61,7 +61,7 @@ class Settings:
     )
     ratio: tuple[float, ...] = field(
         (0.5, 2.0),
-        "(least, largest) random scale of scale_crop",
+        "range of the random scale (scale_crop)",
         above=0,
         most=100,
         length=2,

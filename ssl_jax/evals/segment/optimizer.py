@@ -50,20 +50,13 @@ class Settings:
         most=100,
     )
     warmup: int = field(
-        0,
-        "length of the learning rate's linear warm-up from 0; 0 = none",
-        "steps",
-        least=0,
-        most=2**31 - 1,
+        0, "linear warm-up of the learning rate; 0 = none", "steps", least=0, most=2**31 - 1
     )
     final_lr: float = field(
         0.0, "learning rate at the end of its decay; 0 = by `final_share`", least=0, most=1000
     )
     final_share: float = field(
-        0.0,
-        "learning rate at the end of its decay as a share of the peak learning rate",
-        least=0,
-        most=1,
+        0.0, "learning rate at the end of its decay / peak learning rate", least=0, most=1
     )
     clip: float = field(0.0, "largest L2 norm of the whole gradient; 0 = no limit", least=0)
     layer_decay: float = field(

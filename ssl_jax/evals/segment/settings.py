@@ -40,9 +40,7 @@ class Settings(crops.Settings, optimizer.Settings):
         0, "number of channels of the head; 0 = as its authors", "channels", least=0, most=65536
     )
     batch_norm: bool = field(False, "apply BatchNorm before the linear head")
-    dropout: float = field(
-        0.0, "dropout rate of whole channels before the classifier", least=0, below=1
-    )
+    dropout: float = field(0.0, "dropout of whole channels before the classifier", least=0, below=1)
     frozen: bool = field(True, "train the head only; False = train the network too")
     drop_path: float = field(
         0.0, "stochastic-depth rate of the last block in training (frozen=False)", least=0, below=1
@@ -77,7 +75,7 @@ class Settings(crops.Settings, optimizer.Settings):
         choices=TESTS,
     )
     stride: int = field(
-        0, "stride of sliding windows; 0 = 2/3 of `side`", "pixels", least=0, most=16384
+        0, "stride of sliding windows; 0 = side * 2/3", "pixels", least=0, most=16384
     )
     epochs: float = field(
         0.0,

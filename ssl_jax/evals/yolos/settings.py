@@ -9,17 +9,12 @@ from ssl_jax.evals.registry import Protocol
 @dataclasses.dataclass(frozen=True)
 class Settings:
     queries: int = field(
-        100,
-        "number of detection tokens, the largest number of objects in an image",
-        "tokens",
-        above=0,
+        100, "number of detection tokens, the most objects per image", "tokens", above=0
     )
     epochs: int = field(50, "length of the training", "epochs", above=0)
     batch: int = field(8, "images per training step", "images", above=0)
     lr: float = field(
-        1e-4,
-        "learning rate of AdamW, which falls to 1e-7 on a cosine, one value per epoch",
-        above=0,
+        1e-4, "learning rate of AdamW, falling to 1e-7 on a cosine, one value per epoch", above=0
     )
     weight_decay: float = field(
         1e-4,
@@ -28,9 +23,7 @@ class Settings:
     )
     clip: float = field(0.1, "largest L2 norm of the whole gradient", above=0)
     class_weight: float = field(1.0, "weight of the class in matching and loss", least=0)
-    l1_weight: float = field(
-        5.0, "weight of the L1 distance of boxes in matching and loss", least=0
-    )
+    l1_weight: float = field(5.0, "weight of the L1 distance in matching and loss", least=0)
     giou_weight: float = field(2.0, "weight of the generalised IoU in matching and loss", least=0)
     no_object_weight: float = field(0.1, "weight of tokens without an object in the loss", least=0)
     sizes: tuple[int, ...] = field(

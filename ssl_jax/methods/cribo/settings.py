@@ -17,16 +17,10 @@ def defaults() -> dict:
     """The section `cribo` of the config: the published values for ViT-S/16 on ImageNet."""
     return dict(
         head_hidden=key(
-            2048,
-            "width of the head's hidden layers, which images and objects share",
-            least=1,
-            most=65536,
+            2048, "width of hidden layers, shared by images and objects", least=1, most=65536
         ),
         head_bottleneck=key(
-            256,
-            "width of the head's L2-normalised output before the prototypes",
-            least=1,
-            most=65536,
+            256, "width of the L2-normalised input of the prototypes", least=1, most=65536
         ),
         prototypes=key(
             65536,
@@ -74,9 +68,7 @@ def defaults() -> dict:
         cluster_temperature=key(
             0.05, "temperature of the clustering's Sinkhorn assignment, 1 / lambda", above=0
         ),
-        cluster_iters=key(
-            5, "rounds of assignment and update in the clustering", least=1, most=1000
-        ),
+        cluster_iters=key(5, "clustering rounds of assignment and update", least=1, most=1000),
         sinkhorn_iters=key(5, "Sinkhorn scalings per round of the clustering", least=1, most=1000),
         normalize=key(
             "image",
@@ -91,11 +83,7 @@ def defaults() -> dict:
         ),
         hard=key(True, "assign each token to one cluster; False = soft assignments"),
         memory=key(
-            25000,
-            "number of images whose objects are in the memory, S",
-            unit="images",
-            least=1,
-            below=2**31,
+            25000, "images with objects in the memory, S", unit="images", least=1, below=2**31
         ),
         cycle=key(
             True, "use only cycle-consistent neighbours in L_ci; False = all neighbours (table 8)"

@@ -16,13 +16,7 @@ def defaults() -> dict:
         ' ("concat"), or mean of the query tokens ("queries", STELLAR)'
     )
     return dict(
-        classes=key(
-            1000,
-            "number of classes, as many as the training set has",
-            "classes",
-            least=2,
-            most=2**20,
-        ),
+        classes=key(1000, "number of classes of the training set", "classes", least=2, most=2**20),
         global_token=key("cls", meaning, choices=TOKENS),
         hidden=key(
             0,
@@ -55,9 +49,7 @@ def defaults() -> dict:
         ),
         mixup=key(0.8, "alpha of mixup's Beta distribution; 0 = none", least=0),
         cutmix=key(1.0, "alpha of CutMix's Beta distribution; 0 = none", least=0),
-        switch_prob=key(
-            0.5, "probability of CutMix instead of mixup, if both are used", least=0, most=1
-        ),
+        switch_prob=key(0.5, "probability of CutMix instead of mixup, if both on", least=0, most=1),
         mix_prob=key(1.0, "probability that a batch is mixed, by mixup or CutMix", least=0, most=1),
         erase_prob=key(
             0.25,
@@ -72,22 +64,11 @@ def defaults() -> dict:
                 least=0,
                 most=20,
             ),
-            magnitude=key(
-                9.0, "mean strength of a RandAugment operation, out of 10", least=0, most=10
-            ),
-            std=key(
-                0.5,
-                "standard deviation of the strength of a RandAugment operation",
-                least=0,
-                most=10,
-            ),
+            magnitude=key(9.0, "mean strength of RandAugment, out of 10", least=0, most=10),
+            std=key(0.5, "standard deviation of RandAugment's strength", least=0, most=10),
         ),
         repeats=key(
-            1,
-            "number of views of each image in a batch (repeated augmentation)",
-            "views",
-            above=0,
-            most=1000,
+            1, "views of each image in a batch (repeated augmentation)", "views", above=0, most=1000
         ),
     )
 

@@ -30,9 +30,7 @@ def defaults() -> dict:
     return dict(
         v=key(0.03, "weight v of a token's distance to its mode; 0 = training collapses", least=0),
         v_start=key(
-            -1.0,
-            "weight v at step 0, which moves to v on half a cosine; -1 = v throughout",
-            least=-1,
+            -1.0, "v at step 0, which moves to v on half a cosine; -1 = v throughout", least=-1
         ),
         eta=key(1.0, "weight of the agreement of modes between views", least=0),
         gamma=key(5.0, "weight of the KL divergence of the mean prediction from uniform", least=0),
@@ -96,16 +94,10 @@ def defaults() -> dict:
         ),
         head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
         head_bottleneck=key(
-            256,
-            "width of the head's L2-normalised output before the centroids",
-            least=1,
-            most=65536,
+            256, "width of the L2-normalised input of the centroids", least=1, most=65536
         ),
         prototypes=key(
-            4096,
-            "number of centroids K, the rows of the last layer, whose gain is 1",
-            least=2,
-            most=2**24,
+            4096, "number of centroids, K: rows of the last layer, with gain 1", least=2, most=2**24
         ),
         freeze_last_layer_epochs=section_keys.freeze_key("the last layer and its moments"),
         **section_keys.temperature_keys(),

@@ -55,9 +55,7 @@ def defaults() -> dict:
         cls=dict(
             weight=key(1.0, "weight of the class token's loss, lambda_1; 0 = none", least=0),
             anchors=key(4096, "number of SOPs per task, K", least=2, most=2**24),
-            members=key(
-                9, "number of embeddings per SOP, including the anchor", least=1, most=1000
-            ),
+            members=key(9, "embeddings per SOP, including the anchor", least=1, most=1000),
             tasks=key(
                 4, "number of tasks per step, independent draws of anchors, T_C", least=1, most=1000
             ),
@@ -68,9 +66,7 @@ def defaults() -> dict:
                 1.0, "weight of the patch loss, lambda_2; 0 = no patch loss and no masks", least=0
             ),
             anchors=key(512, "number of SOPs per task, K", least=2, most=2**24),
-            members=key(
-                1, "number of embeddings per SOP, including the anchor", least=1, most=1000
-            ),
+            members=key(1, "embeddings per SOP, including the anchor", least=1, most=1000),
             tasks=key(
                 1, "number of tasks per step, independent draws of anchors, T_P", least=1, most=1000
             ),

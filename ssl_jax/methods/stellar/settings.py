@@ -32,9 +32,7 @@ def defaults() -> dict:
         ),
         mask_ratio=key(0.8, "share of patches dropped from a masked view", least=0, below=1),
         mask_focus=key("gaussian", focus, choices=masks.FOCUS),
-        mask_focus_prob=key(
-            0.5, "probability that a masked view follows mask_focus", least=0, most=1
-        ),
+        mask_focus_prob=key(0.5, "probability that a view follows mask_focus", least=0, most=1),
         target=key("pixel", target, choices=("pixel", "vq")),
         tokenizer=key(
             "",
@@ -68,16 +66,14 @@ def defaults() -> dict:
             " smaller = sharper",
             above=0,
         ),
-        matching_iterations=key(
-            5, "number of Sinkhorn scalings of the matching", least=1, most=1000
-        ),
+        matching_iterations=key(5, "Sinkhorn scalings of the matching", least=1, most=1000),
         decoder_width=key(512, "width of the decoder", least=2, most=65536),
         decoder_depth=key(6, "number of blocks of the decoder", least=1, most=1000),
         decoder_heads=key(8, "number of attention heads of the decoder", least=1, most=4096),
         weights=dict(
             reconstruction=key(
                 10.0,
-                "weight a1 of the reconstruction loss (eq. 6): 10 for pixels, 0.05 for codes",
+                "weight a1 of the reconstruction (eq. 6): 10 for pixels, .05 for codes",
                 least=0,
             ),
             cluster=key(1.0, "weight a2 of the clustering loss", least=0),
