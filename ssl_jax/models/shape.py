@@ -86,20 +86,20 @@ class ViTConfig:
     )
     rope_shift: float = field(
         0.0,
-        "largest random shift of RoPE's coordinates in training (an image spans -1 to 1); 0 = none",
+        "largest random shift of the student's RoPE coordinates (an image spans -1 to 1); 0 = none",
         least=0,
         most=10,
     )
     rope_jitter: float = field(
         1.0,
-        "largest random stretch of RoPE's coordinates in training, per axis; 1 = none",
+        "largest random stretch of the student's RoPE coordinates per axis; 1 = none",
         least=1,
         most=100,
     )
     rope_rescale: float = field(
         1.0,
-        "largest random stretch of RoPE's coordinates in training, the same for both axes (DINOv3"
-        " 7B: 2); 1 = none",
+        "largest random stretch of the student's RoPE coordinates, both axes alike (DINOv3 7B: 2);"
+        " 1 = none",
         least=1,
         most=100,
     )
