@@ -32,31 +32,35 @@ _LAST_STEP = 2**31 - 1  # steps are counted in 32 bits
 def sections() -> dict:
     """The Keys that all methods have: {key or section: Key or dict of Keys}."""
     return dict(
-        method=key("", "name of the method; its settings are the section of that name", acts=""),
+        method=key("", "name of the method; the section of that name holds its settings", acts=""),
         seed=key(
-            0, "of parameters, data order, crops, masks and every other draw", least=0, below=2**31
+            0,
+            "seed of parameters, data order, crops, masks, all random draws",
+            least=0,
+            below=2**31,
         ),
         init_from=key(
             "",
-            "weights to start from: a file, a run or one checkpoint of it; empty = random."
-            " Not read when a run is resumed",
+            'weights to start from: a file, a run, or one of its checkpoints; "" = random. Ignored'
+            " when a run is resumed",
             acts="",
         ),
         init_only=key(
             "",
-            'load only the weights below this path of the parameters ("backbone"); empty = all that'
+            'load only the weights below this path of the parameters, as "backbone"; "" = all that'
             " match",
             acts="",
         ),
         init_model=key(
             False,
-            "the section model says what the weights of init_from, which is needed, are of; what"
-            " changes training alone stays (drop_path, remat, dtype, queries, ...)",
+            "take the section model from the weights of init_from, which is required, except keys"
+            " that affect training alone (drop_path, remat, dtype, queries, ...)",
         ),
         init_channels=start.CHANNELS,
         imports=key(
             (),
-            "modules imported first, which register your own methods (--import)",
+            "modules to import first, which register your own methods, evaluations or data"
+            " (--import)",
             element="my.module",
             free=True,
             acts="is imported and so runs",

@@ -45,15 +45,15 @@ def keys() -> dict[str, Key]:
     return dict(
         channels=key(
             0,
-            "of TIFF and .npy files, read as arrays [H, W, C] or [C, H, W]; of the images that a"
-            " function of yours returns; 0 = RGB of 8 bits",
+            "number of channels of TIFF and .npy files, read as arrays [H, W, C] or [C, H, W], or"
+            " of the images that a python: function returns; 0 = RGB of 8 bits",
             "channels",
             least=0,
             most=1024,
         ),
         range=key(
             (),
-            "(low, high), the numbers in TIFF and .npy files that become 0 and 1; () = 8 bits",
+            "(low, high), values of TIFF and .npy files that become 0 and 1; () = 8 bits",
             element=0.5,
         ),
     )

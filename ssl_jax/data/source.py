@@ -69,17 +69,17 @@ def defaults() -> dict:
     return dict(
         kind=key(
             "photos",
-            'what the set is: "photos", "photo_collages" and "moving_shapes" are embedded (no'
-            ' download), "voc" and those that follow are official downloads;'
-            ' "python:module.function" calls a function of yours that returns the records',
+            'kind of the data set: "photos", "photo_collages" and "moving_shapes" come with the'
+            ' package, "voc" and those after it are official downloads, "python:module.function"'
+            " calls your function, which returns the records",
             choices=kinds.names(),
             prefix=python.PREFIX,
             acts="is a function that is called",
         ),
-        name=key("", "name of a TFDS set", acts=""),
+        name=key("", 'name of a data set of TFDS; used by kind="tfds" alone', acts=""),
         dir=key(
             "",
-            "folder of images, or TFDS data directory, CSV file or its folder, folder of tars,"
+            "folder of images, TFDS data directory, CSV file or its folder, folder of tars, or"
             " folder of a Hugging Face data set",
             path=True,
             free=True,
@@ -87,80 +87,84 @@ def defaults() -> dict:
         ),
         split=key(
             "train",
-            'part of the set, or a slice of it as TFDS writes them: "train[:90%]", "train[90%:]"',
+            'part of the data set, or a slice of it in TFDS notation: "train[:90%]", "train[90%:]"',
             acts="",
         ),
         list=key(
             "",
-            "text file with names or relative paths of images, one a line, that restricts a set of"
-            ' files or of TFDS; "" = all',
+            "text file with one image name or relative path per line, which restricts a data set"
+            ' of files or of TFDS to these images; "" = all images',
             path=True,
             acts="",
         ),
         images=key(
             "",
-            "TFDS, Hugging Face: name of the feature with the images; CSV: of the column with their"
-            ' paths; WebDataset: extension; "" = the usual ones',
+            "where images are. TFDS, Hugging Face: name of the feature; CSV: name of the column"
+            ' with their paths; WebDataset: extension; "" = the usual names',
             acts="",
         ),
         labels=key(
             "",
-            "CSV, Hugging Face: name of the column with the labels; WebDataset: extension, or key"
-            ' in the json; "" = the usual ones',
+            "where labels are. CSV, Hugging Face: name of the column; WebDataset: extension, or"
+            ' key in the json; "" = the usual names',
             acts="",
         ),
         masks=key(
             "",
-            "where masks of classes are. Folder: a folder in it or a path from /, with a file of"
-            ' the same stem for each image, "" = masks or annotations next to images, if any;'
-            " others: name of a feature or column, or an extension in tars",
+            "where class masks are. Folder: a folder in it or an absolute path, with a file of the"
+            ' same stem for each image, "" = masks or annotations next to the images, if any;'
+            " other kinds: name of a feature or column, or extension in tars",
             free=True,
             acts="",
         ),
         mask_suffix=key(
             "",
-            'end of the names of mask files: "_mask" for a.jpg and a_mask.png',
+            'ending of the names of mask files, before the extension: "_mask" if a_mask.png'
+            ' belongs to a.jpg; "" = the same stem',
             free=True,
             acts="",
         ),
         boxes=key(
             "",
             "where boxes are. Folder: a folder of XML files, or a COCO JSON file, in whose name"
-            ' {split} stands for the split; TFDS: name of a sequence ("objects"), "" = the first',
+            ' {split} stands for the split; TFDS: name of a sequence ("objects"), "" = the first'
+            " sequence",
             free=True,
             acts="",
         ),
         class_names=key(
             "",
-            "text file with the names of the classes of masks and boxes, one a line",
+            "text file with the class names of masks and boxes, one per line",
             path=True,
             free=True,
             acts="",
         ),
         class_map=key(
             (),
-            "classes of the values 0, 1, ... of masks, or {value: class}, for example {0:0,255:1};"
-            " 255 = ignore; () = the values are classes",
+            "classes of the mask values 0, 1, ..., or {value: class}, for example {0:0,255:1};"
+            " class 255 = ignored; () = mask values are classes",
             element=0,
             pairs=True,
             free=True,
         ),
         reduce_zero_label=key(
             False,
-            "class 0 of masks is ignored, all others move down by one (VOC without background)",
+            "ignore class 0 of masks and move the other classes down by one (VOC without"
+            " background)",
             free=True,
         ),
         ignore=key(
-            255, "value of mask pixels that are ignored, like 255", least=0, most=255, free=True
+            255, "value of mask pixels that are ignored, besides 255", least=0, most=255, free=True
         ),
         raw_labels=key(
             False,
-            "known sets: keep the values of the mask files (Cityscapes: 34 ids, not 19 classes)",
+            "official data sets: keep the values of the mask files instead of the benchmark's"
+            " classes (Cityscapes: 34 ids, not 19 classes)",
             free=True,
         ),
         length=key(
             10000,
-            "number of generated images (embedded sets); records are counted in 32 bits",
+            "number of generated images, for kinds that come with the package",
             "images",
             above=0,
             most=2**31 - 1,
@@ -168,16 +172,16 @@ def defaults() -> dict:
         **bands.keys(),
         size=key(
             0,
-            "shorter side resized to this, then a square centre crop; 0 = as stored; "
-            "one image of the largest size takes 0.8 GB",
+            "length to which the shorter side is resized before a square centre crop; 0 = images"
+            " as stored. One image of the largest size takes 0.8 GB",
             "pixels",
             least=0,
             most=16384,
         ),
         max_pixels=key(
             decode.MAX_PIXELS,
-            "an image with more counts as unreadable before it is decoded, which takes 4 to 16"
-            " bytes for each; 0 = no limit",
+            "largest number of pixels of an image, whose decoding takes 4 to 16 bytes per pixel;"
+            " an image with more counts as unreadable; 0 = no limit",
             "pixels",
             least=0,
             most=2**40,

@@ -31,16 +31,18 @@ _SHOWN = 12  # test images of the picture
 class Settings:
     k: tuple[int, ...] = field(
         (PAPER_K, *KS),
-        "numbers of neighbours; each is reported, and the first is the score",
+        "numbers of neighbours; scores of all are reported, the first is the main score",
         "neighbours",
         above=0,
     )
     temperature: float = knn.temperature_field()
-    cells: int = field(3, "a box is divided into this many cells along each side", "cells", above=0)
+    cells: int = field(
+        3, "number of cells along each side into which a box is divided", "cells", above=0
+    )
     boxes: str = field(
         "exact",
-        'how boxes follow the image: "exact", or as in FLSL\'s script, which scales height and'
-        " width to data.size each although the image keeps its aspect",
+        'how boxes follow the resized image: "exact", or "script", as FLSL\'s script, which scales'
+        " height and width to data.size although the image keeps its aspect ratio",
         choices=("exact", "script"),
     )
 

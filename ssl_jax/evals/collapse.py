@@ -20,7 +20,7 @@ from ssl_jax.scores.stability import random_crop
 class Settings:
     scale: tuple[float, ...] = field(
         SCALE,
-        "of the two random crops for alignment, least and largest share of the area",
+        "(least, largest) share of the image's area in the two random crops that measure alignment",
         above=0,
         most=1,
     )

@@ -29,28 +29,34 @@ _SHOWN = 3  # videos in the pictures
 class Settings:
     short_side: int = field(
         0,
-        "shorter side to which frames are resized (bilinear), the other keeps the aspect but"
-        " for `multiple`; 0 = as stored",
+        "length to which the frames' shorter side is resized (bilinear), keeping the aspect ratio"
+        " except for `multiple`; 0 = frames as stored",
         "pixels",
         least=0,
         most=16384,
     )
     multiple: int = field(
-        64, "the longer side of resized frames is cropped to its multiple", "pixels", above=0
+        64, "longer side of resized frames is cropped to a multiple of this", "pixels", above=0
     )
-    frames: int = field(1, "per forward pass", "images", above=0)
+    frames: int = field(1, "number of frames per forward pass", "images", above=0)
     previous: int = field(
-        _DINO.previous, "frames that labels come from, besides the first", "images", above=0
+        _DINO.previous,
+        "number of preceding frames, besides the first frame, from which labels are propagated",
+        "images",
+        above=0,
     )
     radius: int = field(
         _DINO.radius,
-        "how far away a source may lie, up or down and left or right",
+        "largest distance, along rows and along columns, of patches from which labels are"
+        " propagated",
         "patches",
         above=0,
     )
-    top: int = field(_DINO.top, "sources that a patch takes its label from", "patches", above=0)
+    top: int = field(
+        _DINO.top, "number of similar patches that give a patch its label", "patches", above=0
+    )
     temperature: float = field(
-        _DINO.temperature, "sources weigh exp(cosine / temperature)", least=1e-6
+        _DINO.temperature, "temperature of the label weights exp(cosine / temperature)", least=1e-6
     )
 
 

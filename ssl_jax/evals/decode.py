@@ -53,26 +53,31 @@ PROTOCOLS = {
 class Settings(quality.Settings):
     tokens: str = field(
         "auto",
-        'what the decoder gets: "dense", the patch tokens; "sparse", the low-rank map of'
-        ' STELLAR\'s sparse tokens; "auto", sparse where there is one',
+        'input of the decoder: patch tokens ("dense"), STELLAR\'s low-rank map of sparse tokens'
+        ' ("sparse"), or "auto", sparse if the network has one, otherwise dense',
         choices=latents.KINDS,
     )
     target: str = field(
         "pixel",
-        'what it predicts of each patch: "pixel", or "vq", the code of a frozen tokenizer',
+        'what the decoder predicts of each patch: "pixel", or "vq", the code of a frozen tokenizer',
         choices=("pixel", "vq"),
     )
     tokenizer: str = field(
-        "", f'file with the weights for target="vq"; {tokenizer.FETCH}', path=True, acts=""
+        "",
+        f'file with the weights of the tokenizer for target="vq"; {tokenizer.FETCH}',
+        path=True,
+        acts="",
     )
-    width: int = field(64, "of the decoder", above=0)
-    depth: int = field(2, "blocks of the decoder", "blocks", above=0)
-    heads: int = field(4, "of its attention; divides width", "heads", above=0)
-    epochs: int = field(20, "of training the decoder", "epochs", above=0)
-    batch: int = field(64, "images per step", "images", above=0)
-    lr: float = field(1e-3, "learning rate of AdamW, constant", above=0, most=10)
-    weight_decay: float = field(1e-4, "of AdamW", least=0, most=10)
-    clip: float = field(0.0, "largest L2 norm of a gradient; 0 = any", least=0)
+    width: int = field(64, "width of the decoder", above=0)
+    depth: int = field(2, "number of blocks of the decoder", "blocks", above=0)
+    heads: int = field(
+        4, "number of attention heads of the decoder; a divisor of `width`", "heads", above=0
+    )
+    epochs: int = field(20, "length of the decoder's training", "epochs", above=0)
+    batch: int = field(64, "images per training step", "images", above=0)
+    lr: float = field(1e-3, "constant learning rate of AdamW", above=0, most=10)
+    weight_decay: float = field(1e-4, "weight decay of AdamW", least=0, most=10)
+    clip: float = field(0.0, "largest L2 norm of a gradient; 0 = no limit", least=0)
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:

@@ -32,30 +32,33 @@ Parts = tuple[Masked, Masked, int]  # training patches, test patches, number of 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    k: int = field(NEIGHBOURS, "nearest patches that vote", "patches", above=0)
+    k: int = field(NEIGHBOURS, "number of nearest patches that vote", "patches", above=0)
     vote: str = field(
         "plain",
-        '"plain", or "softmax" (votes weigh exp(cosine / 0.1))',
+        'votes of neighbours: equal ("plain"), or weighted by exp(cosine / 0.1) ("softmax")',
         choices=("plain", "softmax"),
     )
     absent: str = field(
         "zero",
-        'a class that is predicted somewhere but is not in the truth: "zero" counts its IoU as'
-        ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
+        'how a class that is predicted but absent from the truth counts: "zero", with IoU 0'
+        ' (mmsegmentation), or "skip", left out of the mean',
         choices=ABSENT,
     )
     subsample: tuple[int, ...] = field(
         (1,),
-        "keep one training image in this many; each is reported, and the first is the score",
+        "use one in this many training images; scores of all values are reported, the first is the"
+        " main score",
         "images",
         above=0,
     )
-    runs: int = field(5, "draws of a subsample above 1, averaged", "draws", above=0)
+    runs: int = field(
+        5, "number of random draws that are averaged for each subsample above 1", "draws", above=0
+    )
     layers: int = tokens.layers_field()
     reduce: bool = field(
         False,
-        "images are resized to the next smaller sides that patches divide; False: their borders are"
-        " cut off",
+        "resize images to the next smaller sides that are multiples of the patch; False = cut off"
+        " their borders",
     )
 
 

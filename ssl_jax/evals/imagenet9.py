@@ -35,24 +35,27 @@ VARIANTS = (
 @dataclasses.dataclass(frozen=True)
 class Settings(linear.Settings):
     dir: str = field(
-        "", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True, path=True, acts=""
+        "", "folder of ImageNet-9, which contains VARIANT/val/CLASS", free=True, path=True, acts=""
     )
     mapping: str = field(
         "",
-        'the challenge\'s "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or -1}',
+        'the benchmark\'s file "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or'
+        " -1}",
         free=True,
         path=True,
         acts="",
     )
     head: str = field(
         "",
-        "a fitted classifier, .npz with kernel [d, c] and bias [c], and scale and shift [d] of"
-        ' its layer norm if it has one; "" = fitted on data',
+        "fitted classifier, .npz with kernel [d, c], bias [c], and scale and shift [d] of its"
+        ' layer norm if it has one; "" = fit one on data',
         free=True,
         path=True,
         acts="",
     )
-    variants: tuple[str, ...] = field(VARIANTS, "which are scored", choices=VARIANTS)
+    variants: tuple[str, ...] = field(
+        VARIANTS, "variants of ImageNet-9 that are scored", choices=VARIANTS
+    )
 
 
 # The classifier is that of SOP's and SOVE's table 1, for ViT-B.

@@ -29,14 +29,14 @@ _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 
 def temperature_field() -> Any:
     """Declares the temperature of cosines. Below its minimum, weights in float32 are all 1 or 0."""
-    return field(TEMPERATURE, "votes weigh exp(cosine / temperature)", least=1e-6)
+    return field(TEMPERATURE, "votes are weighted by exp(cosine / temperature)", least=1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
     k: tuple[int, ...] = field(
         KS,
-        "numbers of neighbours; each is reported, and the first is the score",
+        "numbers of neighbours; scores of all are reported, the first is the main score",
         "neighbours",
         above=0,
     )

@@ -71,41 +71,40 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    epochs: int = field(30, "of training the probe", "epochs", above=0)
-    batch: int = field(256, "features per step", "features", above=0)
+    epochs: int = field(30, "length of the probe's training", "epochs", above=0)
+    batch: int = field(256, "features per training step", "features", above=0)
     batch_factors: tuple[int, ...] = field(
-        (1,),
-        "multiples of the batch that are tried, each with every learning rate",
-        above=0,
-        most=2**16,
+        (1,), "factors on `batch` that are tried, each with all learning rates", above=0, most=2**16
     )
     lrs: tuple[float, ...] = field(
         LEARNING_RATES,
-        "learning rates tried in one run; the best on the held-out part counts",
+        "learning rates that are tried in one run; the best on the held-out images counts",
         above=0,
         most=1000,
     )
-    scale_lr: bool = field(False, "learning rates are for 256 features and grow with the batch")
+    scale_lr: bool = field(False, "multiply learning rates by batch size / 256")
     schedule: str = field(
         "constant",
-        'of the learning rate: "constant", or "cosine" to 0, one value for each epoch',
+        'schedule of the learning rate: "constant", or "cosine" to 0, one value per epoch',
         choices=("constant", "cosine"),
     )
-    optimizer: str = field("adamw", '"sgd" and "lars" have momentum .9', choices=OPTIMIZERS)
-    weight_decay: float = field(1e-4, "of the optimizer", least=0, most=1000)
-    clip: float = field(0.0, "largest L2 norm of a classifier's gradient; 0 = any", least=0)
-    norm: bool = field(True, "affine LayerNorm before the linear layer")
+    optimizer: str = field(
+        "adamw", 'optimizer of the probe; "sgd" and "lars" have momentum 0.9', choices=OPTIMIZERS
+    )
+    weight_decay: float = field(1e-4, "weight decay of the optimizer", least=0, most=1000)
+    clip: float = field(0.0, "largest L2 norm of a classifier's gradient; 0 = no limit", least=0)
+    norm: bool = field(True, "apply a learned LayerNorm before the linear layer")
     held_out: float = field(
         0.1,
-        "share of the training images that chooses among the grid; 0 = the test images choose,"
-        " as iBOT and SOP report it",
+        "share of the training images that selects the best classifier; 0 = the test images select"
+        " it, as in iBOT and SOP",
         least=0,
         below=1,
     )
     crop_scale: tuple[float, ...] = field(
         (),
-        "(least, largest) share of the area of random crops to train on, which are encoded"
-        " again in every epoch; () = the evaluation crop, encoded once",
+        "(least, largest) share of an image's area in random training crops, which are encoded in"
+        " every epoch; () = train on the evaluation crop, encoded once",
         element=0.5,
         above=0,
         most=1,

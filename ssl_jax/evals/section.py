@@ -48,32 +48,30 @@ def defaults() -> dict:
     return free_on_resume(
         dict(
             tasks=key(
-                (ALL,),
-                'names of the evaluations that are run; "all" = each one, () = none',
-                acts="",
+                (ALL,), 'names of the evaluations to run; "all" = every one, () = none', acts=""
             ),
             every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
             best=key(
                 "",
-                "score (as knn) whose best network is kept in the run directory as"
-                ' best.safetensors, and which is compared with that at step 0; "" = none',
+                "score (as knn) that selects the best network, kept in the run directory as"
+                ' best.safetensors and compared with the network at step 0; "" = none',
                 acts="",
             ),
-            batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
+            batch_size=key(64, "images per forward pass", "images", above=0, most=2**20),
             cache=key(
                 "",
-                "folder in which features are kept, for the next evaluation of the same weights and"
-                ' images; "" = none',
+                "folder that caches features for later evaluations of the same weights and images;"
+                ' "" = none',
                 path=True,
                 acts="is a folder to write into",
             ),
             baselines=key(
-                True, "compare the final scores with an untrained network and raw pixels"
+                True, "compare the final scores with an untrained network and with raw pixels"
             ),
             picture_size=key(
                 0,
-                "shorter side of the images in pictures, square: larger ones show more patches;"
-                " 0 = as evaluated",
+                "side of the square images in pictures; larger ones show more patches; 0 = as"
+                " evaluated",
                 "pixels",
                 least=0,
                 most=16384,
@@ -89,25 +87,30 @@ def _keys_of(type: str) -> dict:
     data["kind"] = dataclasses.replace(
         data["kind"],
         default=DEFAULT_KIND[definition.needs],
-        meaning=f'{data["kind"].meaning}; "{TRAINING}" is the set of the section data',
+        meaning=f'{data["kind"].meaning}; "{TRAINING}" = the data set of the section data',
         choices=(TRAINING, *data["kind"].choices),
     )
     data |= dict(
-        test_split=key("test", "part of the set that is scored", acts=""),
+        test_split=key("test", "part of the data set that is scored", acts=""),
         test_list=key(
-            "", 'the same as `list`, of the part that is scored; "" = all', path=True, acts=""
+            "",
+            "text file with one image name or relative path per line, which restricts the scored"
+            ' part to these images; "" = all images',
+            path=True,
+            acts="",
         ),
     )
     return free_on_resume(
         dict(
-            type=key(type, "what is measured", choices=tuple(sorted(registry.TYPES))),
+            type=key(type, "type of the evaluation", choices=tuple(sorted(registry.TYPES))),
             # `split` trains a classifier, or is the bank in which neighbours are searched.
             data=data,
-            train_examples=key(0, "use this many of the training part; 0 = all", "images", least=0),
-            test_examples=key(0, "the same of the test part", "images", least=0),
+            train_examples=key(0, "number of training images; 0 = all", "images", least=0),
+            test_examples=key(0, "number of scored images; 0 = all", "images", least=0),
             crop=key(
                 0,
-                "square centre crop; 0 = none. Images are always cropped to whole patches",
+                "side of a square centre crop; 0 = no crop. Images are always cropped to whole"
+                " patches",
                 "pixels",
                 least=0,
                 most=16384,

@@ -40,15 +40,15 @@ PROTOCOLS = {
 class Settings:
     shifts: tuple[int, ...] = field(
         SHIFTS,
-        "how far images are moved, within what data.size has more than crop (0: within as much"
-        " as the largest shift takes)",
+        "distances by which images are shifted, within the margin that data.size leaves around"
+        " crop (crop=0: a margin of the largest shift)",
         "pixels",
         least=0,
     )
-    crops: int = field(CROPS, "random crops of each image that are compared, in pairs", least=2)
+    crops: int = field(CROPS, "random crops per image, which are compared in pairs", least=2)
     scale: tuple[float, ...] = field(
         SCALE,
-        "of those crops, least and largest share of the area",
+        "(least, largest) share of the image's area in a random crop",
         above=0,
         most=1,
         length=2,

@@ -27,12 +27,14 @@ PROTOCOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    perplexity: float = field(30.0, "about how many neighbours a point has", above=1, most=10000)
-    dimensions: int = field(2, "of the picture", least=2, most=3)
+    perplexity: float = field(
+        30.0, "perplexity, roughly the number of neighbours of a point", above=1, most=10000
+    )
+    dimensions: int = field(2, "number of dimensions of the picture", least=2, most=3)
     patches: int = field(
         0,
-        "images whose patches are drawn too, before the blocks and after each quarter of them,"
-        " coloured by the class of their mask, or by their image; 0 = none",
+        "number of images whose patches are also drawn, before the blocks and after each quarter"
+        " of them, coloured by the class of their mask, or by image; 0 = none",
         "images",
         least=0,
         most=1000,

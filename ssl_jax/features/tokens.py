@@ -20,7 +20,7 @@ def layers_field() -> Any:
     """Declares the key `layers` of an evaluation."""
     return field(
         1,
-        "last blocks whose tokens are put side by side, each after the final norm",
+        "number of last blocks whose tokens are concatenated, each after the final norm",
         "blocks",
         above=0,
         most=1000,
@@ -33,9 +33,9 @@ class Settings:
 
     tokens: str = field(
         "image",
-        'the vector of an image: "image" (what the method means by it), class token ("cls"),'
-        ' mean of the patch tokens ("mean"), both side by side ("cls_mean"), or mean of the'
-        ' sparse tokens ("sparse")',
+        'vector of an image: "image" (the method\'s choice), class token ("cls"), mean of the'
+        ' patch tokens ("mean"), both concatenated ("cls_mean"), or mean of the sparse tokens'
+        ' ("sparse")',
         choices=KINDS,
     )
     layers: int = layers_field()

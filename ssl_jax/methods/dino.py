@@ -19,13 +19,17 @@ def defaults() -> dict:
     """The section `dino` of the config: the published values for ViT-S/16 on ImageNet."""
     return dict(
         **section_keys.head_keys(),
-        prototypes=key(65536, "K, rows of the weight-normalised last layer", least=2, most=2**24),
-        norm_last_layer=key(True, "gain of the last layer fixed at 1, or (False) learned"),
+        prototypes=key(
+            65536, "number of prototypes, K: rows of the normalised last layer", least=2, most=2**24
+        ),
+        norm_last_layer=key(True, "fix the gain of the last layer at 1; False = learned"),
         freeze_last_layer_epochs=section_keys.freeze_key("the last layer and its moments"),
         global_token=section_keys.token_key(),
         **section_keys.temperature_keys(),
-        center_momentum=key(0.9, "of the moving average of teacher logits", least=0, below=1),
-        centering=key(True, "False: the ablation that collapses"),
+        center_momentum=key(
+            0.9, "momentum of the teacher logits' moving average", least=0, below=1
+        ),
+        centering=key(True, "center the teacher's logits; False = the ablation that collapses"),
     )
 
 

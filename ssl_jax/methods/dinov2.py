@@ -25,31 +25,48 @@ def defaults() -> dict:
     def head(prototypes):
         return dict(
             prototypes=key(65536, prototypes, least=2, most=2**24),
-            bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
+            bottleneck=key(
+                256, "width of the L2-normalised input of the prototypes", least=1, most=65536
+            ),
         )
 
     return dict(
-        head_hidden=key(2048, "width of a head's two hidden layers", least=1, most=65536),
-        separate_head=key(True, "patches have a head of their own, or (False) the class token's"),
+        head_hidden=key(2048, "width of each head's two hidden layers", least=1, most=65536),
+        separate_head=key(True, "give patches their own head; False = the class token's head"),
         freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
         global_token=section_keys.token_key(),
         **section_keys.temperature_keys(),
         centering=key(
             "sinkhorn",
-            'of the targets: "sinkhorn" balances a batch, "ema" subtracts running means (DINO)',
+            'balancing of the teacher\'s targets: "sinkhorn", over a batch, or "ema", subtracting'
+            " running means (DINO)",
             choices=("sinkhorn", "ema"),
         ),
-        center_momentum=key(0.9, 'of the running means; only for "ema"', least=0, below=1),
-        cls=dict(weight=key(1.0, "of DINO's loss", least=0), **head("K, of the class token")),
-        patch=dict(weight=key(1.0, "of iBOT's loss", above=0), **head("K of the patches")),
-        koleo=key(0.1, "weight of KoLeo over the class tokens of a batch", least=0),
+        center_momentum=key(
+            0.9,
+            'momentum of the running means of the teacher\'s logits; used by centering="ema" alone',
+            least=0,
+            below=1,
+        ),
+        cls=dict(
+            weight=key(1.0, "weight of the DINO loss on the class token; 0 = none", least=0),
+            **head("number of prototypes K of the class token"),
+        ),
+        patch=dict(
+            weight=key(1.0, "weight of the iBOT loss on masked patches", above=0),
+            **head("number of prototypes K of the patches"),
+        ),
+        koleo=key(0.1, "weight of KoLeo, which spreads a batch's class tokens; 0 = none", least=0),
         layer_decay=key(
             0.9,
-            "factor on the learning rate from each block to the one before it; 1 = none",
+            "layer-wise decay: each block's learning rate is this factor times the next block's;"
+            " 1 = none",
             above=0,
             most=1,
         ),
-        patch_lr=key(0.2, "further factor on that of the patch embedding", above=0, most=1),
+        patch_lr=key(
+            0.2, "additional factor on the learning rate of the patch embedding", above=0, most=1
+        ),
     )
 
 

@@ -37,21 +37,21 @@ def defaults() -> dict:
     return dict(
         teacher=key(
             "",
-            "the frozen network: a weight file, a folder of timm's or transformers', a saved"
-            ' network, a run; "random": untrained, of the student\'s shape (a control)',
+            "frozen teacher network: a weight file, a folder of timm's or transformers', a saved"
+            ' network, or a run; "random" = untrained, in the student\'s shape (a control)',
             path=True,
             acts="",
         ),
-        family=key("", 'whose names the weights have; "" = by the names', choices=("", *FAMILIES)),
-        assumed=key("b", "its size if not here, for `show` and `plan`", choices=tuple("sblh")),
-        size=key(0, "of the teacher's images; 0 = its native size", "pixels", least=0, most=16384),
-        weight=key(1.0, "of distillation; 0: the method alone, and no teacher", least=0),
-        image_weight=key(1.0, "of the image vectors in it", least=0),
-        patch_weight=key(1.0, "of the patches in it", least=0),
-        cosine=key(0.9, "of 1 - cosine in each", least=0),
-        smooth_l1=key(0.1, "of smooth L1 in each", least=0),
-        method=key("sop", "whose loss the student has beside it", choices=tuple(OWN)),
-        own_weight=key(1.0, "of that loss; 0: distillation alone, of one view", least=0),
+        family=key("", 'naming scheme of the weights; "" = detected', choices=("", *FAMILIES)),
+        assumed=key("b", "size assumed for a missing teacher (show, plan)", choices=tuple("sblh")),
+        size=key(0, "side of the teacher's images; 0 = native", "pixels", least=0, most=16384),
+        weight=key(1.0, "weight of the distillation loss; 0 = method alone, no teacher", least=0),
+        image_weight=key(1.0, "weight of the image vectors in the distillation loss", least=0),
+        patch_weight=key(1.0, "weight of the patches in the distillation loss", least=0),
+        cosine=key(0.9, "weight of 1 - cosine in the distillation loss", least=0),
+        smooth_l1=key(0.1, "weight of smooth L1 in the distillation loss", least=0),
+        method=key("sop", "method whose loss the student also has", choices=tuple(OWN)),
+        own_weight=key(1.0, "weight of the method's loss; 0 = distillation of one view", least=0),
     )
 
 

@@ -31,46 +31,57 @@ METHODS = ("cribo", "dinov2", "flsl", "ibot", "massl", "sop", "sove")
 def defaults() -> dict:
     """The section `gram` of the config: the published values, except that the weight is 0."""
     return dict(
-        weight=key(0.0, "of the Gram term, added to the loss of the method; 0 = none", least=0),
+        weight=key(0.0, "weight of the Gram loss, added to the method's loss; 0 = none", least=0),
         rise=key(
             (0, 0),
-            "the weight rises from 0 on half a cosine between these; equal = it is there at once",
+            "steps (first, last) between which the weight rises from 0 on half a cosine;"
+            " equal = the full weight at once",
             "steps",
             least=0,
             ordered=True,
         ),
         teacher=key(
             "start",
-            'a frozen network, at first the teacher at the "start" of the run (see file), or the'
-            ' EMA teacher itself ("ema")',
+            'Gram teacher: a frozen network, at "start" the run\'s teacher or the weights in'
+            ' gram.file, or the current EMA teacher ("ema")',
             choices=("start", "ema"),
         ),
         file=key(
             "",
-            "weights of the frozen network at the start, given as init_from; empty = the run's own."
-            " Not read when a run is resumed",
+            'weights of the frozen network at the start, in the form of init_from; "" = the run\'s'
+            " own teacher. Ignored when a run is resumed",
             acts="",
         ),
-        first_update=key(0, "the frozen network is not updated before", "steps", least=0),
-        every=key(
-            0, "it becomes the EMA teacher after every so many steps; 0 = never", "steps", least=0
+        first_update=key(
+            0, "first step at which the EMA teacher may replace the frozen one", "steps", least=0
         ),
-        updates=key(0, "at most; 0 = no limit", "updates", least=0),
+        every=key(
+            0,
+            "steps between replacements of the frozen network by the EMA teacher; 0 = never",
+            "steps",
+            least=0,
+        ),
+        updates=key(
+            0, "limit to replacements of the frozen network; 0 = no limit", "updates", least=0
+        ),
         size=key(
             0,
-            "side of the frozen network's crop, whose map of patches is then reduced to the"
-            " student's; 0 = as the student's",
+            "side of the frozen network's input crop, whose patch map is reduced to the student's"
+            " grid; 0 = the student's crop size",
             "pixels",
             least=0,
             most=16384,
         ),
         over=key(
-            "image", 'cosines of the patches of a view, or of a "batch"', choices=("image", "batch")
+            "image",
+            'patches whose cosines are compared: those of one view ("image"), or of the whole'
+            ' "batch"',
+            choices=("image", "batch"),
         ),
         negatives=key(
             "keep",
-            'cosines below 0 stay, or are 0 in both networks ("remove") or in the teacher\'s'
-            ' ("remove_teacher")',
+            'cosines below 0: unchanged ("keep"), set to 0 in both networks ("remove") or in the'
+            ' teacher alone ("remove_teacher")',
             choices=("keep", "remove", "remove_teacher"),
         ),
     )

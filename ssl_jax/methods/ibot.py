@@ -20,29 +20,33 @@ from ssl_jax.views import configured, recipe
 def defaults() -> dict:
     """The section `ibot` of the config: the published values for ViT-S/16 on ImageNet."""
     shared = (
-        'what patches share with the class token: "all", the "mlp" before the prototypes (the '
-        'published code without --shared_head), or "none"'
+        'layers of the head that patches and class token share: "all", the "mlp" before the'
+        ' prototypes (published code without --shared_head), or "none"'
     )
-    center_momentum = key(0.9, "of the moving average of teacher logits", least=0, below=1)
+    center_momentum = key(0.9, "momentum of the teacher logits' moving average", least=0, below=1)
     return dict(
         **section_keys.head_keys(),
         shared_head=key("all", shared, choices=("all", "mlp", "none")),
-        norm_last_layer=key(False, "gain of the last layer fixed at 1, or (False) learned"),
+        norm_last_layer=key(False, "fix the gain of the last layer at 1; False = learned"),
         freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
         global_token=section_keys.token_key(),
-        student_temperature=key(0.1, "tau_s, of both losses", above=0),
+        student_temperature=key(0.1, "student temperature tau_s of both losses", above=0),
         teacher_temperature_epochs=section_keys.warmup_key(),
-        centering=key(True, "False: the ablation that collapses"),
+        centering=key(True, "center the teacher's logits; False = the ablation that collapses"),
         cls=dict(
-            weight=key(1.0, "lambda_1", least=0),
-            prototypes=key(8192, "K, of the class token", least=2, most=2**24),
+            weight=key(1.0, "weight of the class token's loss, lambda_1; 0 = none", least=0),
+            prototypes=key(8192, "number of prototypes K of the class token", least=2, most=2**24),
             **section_keys.target_temperature_keys(),
             center_momentum=center_momentum,
         ),
         patch=dict(
-            weight=key(1.0, "lambda_2; 0 switches masks and patch loss off: DINO", least=0),
+            weight=key(
+                1.0,
+                "weight of the patch loss, lambda_2; 0 = no patch loss, no masks: DINO",
+                least=0,
+            ),
             prototypes=key(
-                0, "K of the patches; 0 = as many as cls.prototypes", least=0, most=2**24
+                0, "prototypes of the patches, K; 0 = cls.prototypes", least=0, most=2**24
             ),
             **section_keys.target_temperature_keys(),
             center_momentum=center_momentum,

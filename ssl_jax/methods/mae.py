@@ -23,13 +23,13 @@ from ssl_jax.views import configured, masks, recipe
 def defaults() -> dict:
     """The section `mae` of the config: the published values, the same for ViT-B, L and H."""
     normalize = (
-        "each patch's target is normalised by its own mean and variance; False: table 1d, "
-        '"pixel (w/o norm)"'
+        'normalise each patch of the target by its own mean and variance; False = table 1d, "pixel'
+        ' (w/o norm)"'
     )
     return dict(
-        decoder_width=key(512, "channels of the decoder's tokens", least=1, most=65536),
-        decoder_depth=key(8, "its blocks", least=1, most=1000),
-        decoder_heads=key(16, "its attention heads", least=1, most=4096),
+        decoder_width=key(512, "width of the decoder", least=1, most=65536),
+        decoder_depth=key(8, "number of blocks of the decoder", least=1, most=1000),
+        decoder_heads=key(16, "number of attention heads of the decoder", least=1, most=4096),
         normalize_pixels=key(True, normalize),
         global_token=section_keys.token_key(),
     )

@@ -21,9 +21,14 @@ def defaults() -> dict:
     return dict(
         **embeddings.shared_keys(),
         cls=dict(
-            anchors=key(16384, "rows of a block", least=2, most=2**24),
-            tasks=key(8, "blocks used in a step", least=1, most=1000),
-            memory=key(131072, "rows of the memory", least=1, below=2**31),
+            anchors=key(
+                16384,
+                "number of memory rows per block, over which a view's distribution is taken",
+                least=2,
+                most=2**24,
+            ),
+            tasks=key(8, "number of blocks used per step, without common rows", least=1, most=1000),
+            memory=key(131072, "rows of the memory of past embeddings", least=1, below=2**31),
         ),
     )
 

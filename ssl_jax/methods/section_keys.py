@@ -14,13 +14,15 @@ def head_keys() -> dict:
     """The keys of DINO's head."""
     return dict(
         head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
-        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
+        head_bottleneck=key(
+            256, "width of the L2-normalised input of the prototypes", least=1, most=65536
+        ),
     )
 
 
 def token_key(**options: Any) -> Key:
     """The key `global_token` of a section, see `multicrop.global_token`."""
-    meaning = 'the image: class token ("cls") or average of the patch tokens ("mean")'
+    meaning = 'what represents an image: class token ("cls") or mean of the patch tokens ("mean")'
     return key("cls", meaning, choices=GLOBAL_TOKENS, **options)
 
 
@@ -66,15 +68,15 @@ def check_weights(config: ConfigDict) -> None:
 def target_temperature_keys(start: float = 0.04, end: float = 0.07) -> dict:
     """The keys of a teacher temperature that warms up."""
     return dict(
-        teacher_temperature=key(start, "tau_t at the start", above=0),
-        final_teacher_temperature=key(end, "tau_t after the warm-up", above=0),
+        teacher_temperature=key(start, "teacher temperature tau_t before its warm-up", above=0),
+        final_teacher_temperature=key(end, "teacher temperature tau_t after its warm-up", above=0),
     )
 
 
 def temperature_keys() -> dict:
     """The keys of both temperatures, with the warm-up that all the papers share."""
     return dict(
-        student_temperature=key(0.1, "tau_s", above=0),
+        student_temperature=key(0.1, "student temperature tau_s", above=0),
         **target_temperature_keys(),
         teacher_temperature_epochs=warmup_key(),
     )
@@ -82,10 +84,19 @@ def temperature_keys() -> dict:
 
 def warmup_key() -> Key:
     """The key `teacher_temperature_epochs` of a section."""
-    meaning = "linear warm-up of tau_t; 0 = final value from the start"
+    meaning = (
+        "length of the linear warm-up of the teacher temperature tau_t; 0 = final value from the"
+        " start"
+    )
     return key(30.0, meaning, unit="epochs", least=0)
 
 
 def freeze_key(what: str) -> Key:
     """The key `freeze_last_layer_epochs` of a section."""
-    return key(1, f"{what} do not move before", unit="epochs", least=0, most=10**6)
+    return key(
+        1,
+        f"epochs at the start in which {what} do not change; 0 = none",
+        unit="epochs",
+        least=0,
+        most=10**6,
+    )

@@ -29,17 +29,19 @@ def defaults() -> dict:
     return dict(
         lora=key(
             0,
-            "rank of low-rank adapters of the encoder, whose weights stay as init_from gave them"
-            " (Hu et al. 2021); 0 = none, and all weights are trained",
+            "rank of low-rank adapters of the encoder (Hu et al. 2021), whose other weights stay"
+            " those of init_from; 0 = no adapters, all weights are trained",
             least=0,
             most=65536,
         ),
         lora_on=key(
             ("qkv", "proj", "fc1", "fc2"),
-            "layers of a block that have adapters",
+            "linear layers of each block that get adapters",
             choices=("qkv", "proj", "fc1", "fc2"),
         ),
-        lora_alpha=key(16.0, "their product is added times lora_alpha / lora", above=0),
+        lora_alpha=key(
+            16.0, "the adapters' product is added with the factor lora_alpha / lora", above=0
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from ssl_jax.models import position as position_lib
 from ssl_jax.models import rope as rope_lib
 from ssl_jax.models import stack
 
-_BY_SIZE = '0 = from the size; set by hand for model.size="custom"'
+_BY_SIZE = '0 = from model.size; set it for model.size="custom"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,18 +28,18 @@ class ViTConfig:
     """
 
     width: int = field(
-        0, f"token width; {_BY_SIZE}", "channels", required=True, least=0, most=65536
+        0, f"width of the tokens; {_BY_SIZE}", "channels", required=True, least=0, most=65536
     )
     depth: int = field(
         0, f"number of blocks; {_BY_SIZE}", "blocks", required=True, least=0, most=1000
     )
     heads: int = field(
-        0, f"attention heads; {_BY_SIZE}", "heads", required=True, least=0, most=4096
+        0, f"number of attention heads; {_BY_SIZE}", "heads", required=True, least=0, most=4096
     )
     patch: int = field(16, "side of a square patch", "pixels", required=True, above=0, most=1024)
     image_size: int = field(
         224,
-        "native grid of the position codes; other image sizes are interpolated",
+        "image size of the position codes, which are interpolated for other sizes",
         "pixels, square",
         required=True,
         above=0,
@@ -47,13 +47,15 @@ class ViTConfig:
     )
     stem: str = field(
         "linear",
-        'from pixels to tokens: "linear", or "conv": convolutions of 3 x 3 (Xiao et al. 2021)',
+        'patch embedding: "linear", or "conv", 3 x 3 convolutions (Xiao et al. 2021)',
         choices=("linear", "conv"),
     )
-    mlp_ratio: float = field(4.0, "hidden width of the MLP / token width", above=0, most=100)
+    mlp_ratio: float = field(
+        4.0, "ratio of the MLP's hidden width to the token width", above=0, most=100
+    )
     mlp: str = field(
         "gelu",
-        'of a block: "gelu", or "swiglu": with a gate of the hidden width (DINOv3 S+, H+, 7B)',
+        'MLP of each block: "gelu", or "swiglu", gated (DINOv3 S+, H+, 7B)',
         choices=("gelu", "swiglu"),
     )
     qkv_bias: str = field(
@@ -61,124 +63,146 @@ class ViTConfig:
         'which of query, key and value have a bias: "all", "qv" (DINOv3), or "none"',
         choices=("all", "qv", "none"),
     )
-    cls: bool = field(True, "class token")
+    cls: bool = field(True, "whether the network has a class token")
     registers: int = field(
         0,
-        "extra learned tokens that no output shows (Darcet et al. 2023)",
+        "extra learned tokens that are dropped from the outputs (Darcet et al. 2023)",
         "tokens",
         least=0,
         most=10000,
     )
-    queries: int = field(0, "extra learned query tokens", "tokens", least=0, most=10000)
+    queries: int = field(
+        0, "extra learned query tokens, the sparse tokens of STELLAR", "tokens", least=0, most=10000
+    )
     position: str = field(
         "learned",
-        'position codes: "sincos" are fixed, and none for the class token; "rope" turns queries and'
-        " keys of patches instead (DINOv3)",
+        'position codes: "learned"; "sincos", fixed, without one for the class token; or "rope",'
+        " rotation of the patches' queries and keys (DINOv3)",
         choices=("learned", "sincos", "rope"),
     )
-    rope_base: float = field(100.0, "rope: base of the periods", above=1, most=1e6)
+    rope_base: float = field(100.0, "base of RoPE's periods", above=1, most=1e6)
     rope_rounded: bool = field(
-        False, "rope: periods rounded to bfloat16, as in DINOv3's files; timm and transformers: not"
+        False, "round RoPE's periods to bfloat16, as DINOv3's files; timm and transformers do not"
     )
     rope_shift: float = field(
-        0.0, "rope: student's coordinates are shifted by up to this much; 0 = not", least=0, most=10
+        0.0,
+        "largest random shift of the student's RoPE coordinates (an image spans -1 to 1); 0 = none",
+        least=0,
+        most=10,
     )
     rope_jitter: float = field(
-        1.0, "rope: highest factor that stretches them per axis; 1 = none", least=1, most=100
+        1.0,
+        "largest random stretch of the student's RoPE coordinates per axis; 1 = none",
+        least=1,
+        most=100,
     )
     rope_rescale: float = field(
-        1.0, "rope: the same for both axes at once; DINOv3 7B has 2", least=1, most=100
+        1.0,
+        "largest random stretch of the student's RoPE coordinates, both axes alike (DINOv3 7B: 2);"
+        " 1 = none",
+        least=1,
+        most=100,
     )
     position_resize: str = field(
         "exact",
-        'resizing of position codes: "exact", or "dino_offset" (DINO-family weights)',
+        'resizing rule of position codes: "exact", or "dino_offset" (DINO-family weights)',
         choices=position_lib.RULES,
     )
     resize_kernel: str = field(
         "keys-0.75",
-        'its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)',
+        'cubic kernel that resizes position codes: "keys-0.75" (torch, without antialiasing), or'
+        ' "antialias-0.5" (timm weights)',
         choices=position_lib.KERNELS,
     )
     layer_scale: float = field(
         0.0,
-        "LayerScale: initial value of a learned factor per channel of each branch; 0 = none",
+        "initial value of LayerScale, a learned factor per channel of each residual branch; 0 = no"
+        " LayerScale",
         least=0,
         most=100,
     )
     stages: tuple[int, ...] = field(
         (),
-        "Swin: blocks of each stage; the last stage has `width`, `heads` and tokens of `patch`"
-        " pixels, the one before it half of each; () = a plain vision transformer",
+        "Swin: number of blocks in each stage; the last stage has model.width, model.heads and"
+        " patches of model.patch pixels, each earlier stage half of all three; () = a plain vision"
+        " transformer",
         element=2,
         above=0,
         most=1000,
     )
-    window: int = field(7, "Swin: side of the windows", "tokens", above=0, most=1024)
+    window: int = field(7, "Swin: side of a window", "tokens", above=0, most=1024)
     shift_first: bool = field(
         False,
-        "Swin: the grid is shifted before it is padded to whole windows (timm); False: after"
-        " (EsViT, iBOT, SOP). The same where windows divide the grid",
+        "Swin: shift the grid before padding it to whole windows (timm); False = after padding"
+        " (EsViT, iBOT, SOP). Both agree if windows divide the grid",
     )
     drop_path: float = field(
         0.0,
-        "highest stochastic-depth rate (last block), linear over blocks; student only",
+        "stochastic-depth rate of the last block, rising linearly from 0 at the first; student"
+        " only",
         least=0,
         below=1,
     )
     init_std: float = field(
         0.02,
-        "standard deviation of initial weights; above 0.4 torch's cut at +-2 would matter",
+        "standard deviation of the initial weights; at most 0.4, where truncation at +-2 is"
+        " negligible",
         above=0,
         most=0.4,
     )
     position_std: float = field(
-        0.0, "the same for learned position codes alone; 0 = init_std", least=0, most=4
+        0.0, "standard deviation of initial learned position codes; 0 = init_std", least=0, most=4
     )
-    cls_std: float = field(0.0, "the same for the class token alone; 0 = init_std", least=0, most=4)
+    cls_std: float = field(
+        0.0, "standard deviation of the initial class token; 0 = init_std", least=0, most=4
+    )
     norm_eps: float = field(
-        1e-6,
-        "added to the variance in every LayerNorm; Hugging Face's ViT has 1e-12",
-        above=0,
-        most=1,
+        1e-6, "constant added to LayerNorm's variance (Hugging Face's ViT: 1e-12)", above=0, most=1
     )
     gelu: str = field(
-        "erf", '"erf" (exact) or "tanh" (approximate, faster)', choices=("erf", "tanh")
+        "erf", 'GELU: "erf" (exact) or "tanh" (approximate, faster)', choices=("erf", "tanh")
     )
     scan: bool = field(
         False,
-        "scan one compiled block: compiles faster, but a GPU step copies every residual;"
-        " same numbers",
+        "compile one block and scan over all: compiles faster, but a GPU step copies every"
+        " residual; same numbers",
         free=True,
     )
     attention: str = field(
         "auto",
-        'kernel: "auto" takes the fused one of cuDNN or of TPUs where it is faster, else "xla"',
+        'attention kernel: "auto" takes the fused kernel of cuDNN or of TPUs where it is faster,'
+        ' otherwise "xla"',
         choices=attention_lib.KINDS,
         free=True,
     )
     remat: str = field(
         "none",
-        'recomputed in the backward pass: "none", all but linear layers ("dots"), or all of a'
-        ' "block"; less memory, same numbers',
+        'what the backward pass recomputes to save memory: "none", all but linear layers ("dots"),'
+        ' or all of each "block"; same numbers',
         choices=stack.REMAT,
         free=True,
     )
     dtype: str = field(
         "float32",
-        "of the computation; parameters, losses and softmax are always float32",
+        "type of the computation; parameters, losses and softmax are always float32",
         choices=("float32", "bfloat16"),
     )
-    in_channels: int = field(3, "channels of an image", "channels", above=0, most=1024)
+    in_channels: int = field(3, "number of channels of an image", "channels", above=0, most=1024)
     mean: tuple[float, ...] = field(
         (0.485, 0.456, 0.406),
-        "subtracted from images in [0, 1], per channel (ImageNet's)",
+        "mean per channel that is subtracted from images in [0, 1] (ImageNet's)",
         least=0,
         most=1,
     )
     std: tuple[float, ...] = field(
-        (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0, most=1
+        (0.229, 0.224, 0.225),
+        "divisor per channel after subtracting mean (ImageNet's)",
+        above=0,
+        most=1,
     )
-    mask_token: bool = field(False, "own the vector that replaces masked patches")
+    mask_token: bool = field(
+        False, "whether the network has the learned vector that replaces masked patches"
+    )
 
     def __post_init__(self):
         for name, declared in keys_of(self).items():

@@ -105,7 +105,9 @@ def defaults() -> dict:
     which the method sets) and the keys of adapters."""
     fields = keys_of(ViTConfig)
     del fields["mask_token"]
-    size = key("s", "name of a size", choices=(*SIZES, "custom"), free=True)
+    size = key(
+        "s", "size of the network: width, depth, heads", choices=(*SIZES, "custom"), free=True
+    )
     return dict(size=size, **fields, **lora.defaults())
 
 

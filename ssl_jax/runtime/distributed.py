@@ -101,8 +101,8 @@ def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
 
     def end():
         print(
-            f"ssl-jax: {who} waited {_TOGETHER} s in vain for {whom}; start all processes, with the"
-            " same --coordinator, which each must reach",
+            f"ssl-jax: {who}: no connection to {whom} within {_TOGETHER} s; start all processes"
+            " with the same --coordinator, reachable from each",
             file=sys.stderr,
             flush=True,
         )

@@ -92,7 +92,8 @@ class Lock:
             raise refused
         if live is None and (remaining := self._dead - self._age(beat)) > 0:
             self._say(
-                f"{who} was just training here; this run starts in {remaining:.0f} s if it is gone"
+                f"{who} locked this directory moments ago; this run starts in {remaining:.0f} s"
+                " unless that process shows a sign of life"
             )
             until = time.monotonic() + remaining
             while time.monotonic() < until:

@@ -27,9 +27,17 @@ def defaults() -> dict:
     """The section `mesh` of the config."""
     return free_on_resume(
         dict(
-            data=key(0, "shards of the batch alone; 0 = all devices / fsdp", "devices", least=0),
+            data=key(
+                0,
+                "size of the mesh axis that splits the batch alone; 0 = all devices / fsdp",
+                "devices",
+                least=0,
+            ),
             fsdp=key(
-                1, "shards of parameters and moments, and of the batch too", "devices", above=0
+                1,
+                "size of the mesh axis that splits parameters, optimizer moments and the batch",
+                "devices",
+                above=0,
             ),
         )
     )

@@ -36,10 +36,13 @@ def defaults() -> dict:
     """The section `checkpoint` of the config."""
     return free_on_resume(
         dict(
-            every_steps=key(1000, "steps from one checkpoint to the next", "steps", above=0),
-            keep=key(2, "newest checkpoints kept", "checkpoints", above=0),
+            every_steps=key(1000, "steps between two checkpoints", "steps", above=0),
+            keep=key(2, "number of newest checkpoints that are kept", "checkpoints", above=0),
             keep_every=key(
-                0, "checkpoints at multiples of this are kept for good; 0 = none", "steps", least=0
+                0,
+                "checkpoints at multiples of this step are kept permanently; 0 = none",
+                "steps",
+                least=0,
             ),
         )
     )

@@ -38,16 +38,17 @@ def defaults() -> dict:
     """The section `log` of the config."""
     return free_on_resume(
         dict(
-            every_steps=key(10, "steps from one row of metrics to the next", "steps", above=0),
+            every_steps=key(10, "steps between two rows of metrics", "steps", above=0),
             every_seconds=key(
                 60.0,
-                "longest time between two progress lines; 0 = one for each row of metrics only",
+                "longest time between two progress lines; 0 = a line for each row of metrics only",
                 "seconds",
                 least=0,
             ),
             silent_seconds=key(
                 600.0,
-                "time without progress after which a process reports where it hangs; 0 = never",
+                "time without progress after which a process reports the place where it hangs;"
+                " 0 = never",
                 "seconds",
                 least=0,
             ),

@@ -11,24 +11,25 @@ def defaults() -> dict:
     return dict(
         name=key(
             "adamw",
-            "update rule; lars and sgd take beta1 as momentum and no beta2",
+            "update rule; lars and sgd use beta1 as momentum and ignore beta2",
             choices=tuple(updates.TRANSFORMATIONS),
         ),
         batch_size=key(
-            1024, "per step, over all devices and processes", "images", above=0, most=2**24
+            1024, "images per step, over all devices and processes", "images", above=0, most=2**24
         ),
-        epochs=key(100.0, "length of the run", "epochs", least=0, most=10**6),
+        epochs=key(100.0, "length of the run, if steps is 0", "epochs", least=0, most=10**6),
         steps=key(
             0,
-            "length of the run, which ends a longer warm-up too; 0 = epochs * steps per epoch",
+            "length of the run in steps, which also limits the warm-up; 0 = epochs * steps per"
+            " epoch",
             "steps, counted in 32 bits",
             least=0,
             most=2**31 - 1,
         ),
         extended=key(
             (),
-            "further ends of the run, see --extend; from each end to the next, learning rate,"
-            " weight decay and teacher momentum start their cosines again",
+            "later ends of an extended run (--extend); between two ends, learning rate, weight"
+            " decay and teacher momentum follow their cosines anew",
             "steps from the start of the run",
             element=1,
             above=0,
@@ -36,49 +37,57 @@ def defaults() -> dict:
         ),
         lr=key(
             5e-4,
-            "peak learning rate for a batch of base_batch; scaled by batch_size / base_batch",
+            "peak learning rate for a batch of base_batch images; multiplied by batch_size /"
+            " base_batch",
             above=0,
             most=1000,
         ),
-        base_batch=key(256, "batch that lr is meant for", "images", above=0, most=2**24),
-        final_lr=key(1e-6, "end of the cosine, not scaled", least=0, most=1000),
-        warmup_epochs=key(
-            10.0, "linear warm-up of the learning rate from 0", "epochs", least=0, most=10**6
+        base_batch=key(256, "batch size that lr refers to", "images", above=0, most=2**24),
+        final_lr=key(
+            1e-6,
+            "learning rate at the end of the cosine; independent of the batch size",
+            least=0,
+            most=1000,
         ),
-        weight_decay=key(0.04, "decoupled (AdamW), at step 0", least=0, most=1000),
-        final_weight_decay=key(0.4, "end of its cosine", least=0, most=1000),
-        beta1=key(0.9, "decay of the first moment", least=0, below=1),
-        beta2=key(0.999, "decay of the second moment", least=0, below=1),
-        eps=key(1e-8, "added to the root of the second moment", above=0, most=1),
-        clip=key(3.0, "largest L2 norm of a gradient", least=0),
+        warmup_epochs=key(
+            10.0, "linear warm-up of the learning rate; 0 = none", "epochs", least=0, most=10**6
+        ),
+        weight_decay=key(0.04, "decoupled weight decay (AdamW) at step 0", least=0, most=1000),
+        final_weight_decay=key(0.4, "weight decay at the end of its cosine", least=0, most=1000),
+        beta1=key(0.9, "decay rate of the first moment", least=0, below=1),
+        beta2=key(0.999, "decay rate of the second moment", least=0, below=1),
+        eps=key(1e-8, "constant added to the root of the second moment", above=0, most=1),
+        clip=key(3.0, "largest L2 norm of a gradient; clip_by says of which one", least=0),
         clip_by=key(
             "tensor",
-            'whose norm: each "tensor" (DINO family), the "global" one, or "none"',
+            'clip by the norm of each "tensor" (DINO family), by the "global" norm, or "none"',
             choices=("tensor", "global", "none"),
         ),
         backbone_lr=key(
             1.0,
-            "factor on the learning rate of the backbone, for weights of init_from",
+            "factor on the backbone's learning rate, for example to fine-tune weights of init_from",
             least=0,
             most=1000,
         ),
         backbone_layer_decay=key(
             1.0,
-            "of the backbone's blocks, each has this factor on the learning rate of the next one;"
-            " what lies before them that of one more",
+            "layer-wise decay: each backbone block's learning rate is this factor times the next"
+            " block's; layers before the blocks count as one more block; 1 = none",
             above=0,
             most=1,
         ),
         backbone_freeze_epochs=key(
             0.0,
-            "the backbone is not trained before this epoch, so that new heads get to know it",
+            "epochs at the start in which the backbone is not trained, so that new heads adapt to"
+            " it first; 0 = none",
             "epochs, rounded up",
             least=0,
             most=10**6,
         ),
         chunks=key(
             1,
-            "pieces in which a batch is encoded, to save memory (same gradient); 1 = off",
+            "number of pieces in which a batch is encoded to save memory (same gradient); 1 = the"
+            " whole batch at once",
             "pieces",
             above=0,
             most=2**24,

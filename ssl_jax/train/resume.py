@@ -66,7 +66,7 @@ def restore_step(
     if differing:
         raise InputError(
             f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}; use"
-            " those, or another --workdir"
+            " those settings, or another --workdir"
         )
     for name, now in flags().items():
         if (before := meta.get("flags", {}).get(name, now)) != now:

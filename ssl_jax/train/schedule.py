@@ -21,8 +21,10 @@ from ssl_jax.ops import warmup_cosine
 def defaults() -> dict:
     """The section `teacher` of the config."""
     return dict(
-        momentum=key(0.996, "of the teacher's moving average, at step 0", least=0, most=1),
-        final_momentum=key(1.0, "end of its cosine", least=0, most=1),
+        momentum=key(0.996, "momentum of the teacher's moving average at step 0", least=0, most=1),
+        final_momentum=key(
+            1.0, "momentum of the teacher's moving average at the end", least=0, most=1
+        ),
     )
 
 

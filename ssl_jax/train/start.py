@@ -37,8 +37,8 @@ _CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", 
 
 CHANNELS = key(
     "mean",
-    "how a patch embedding of 3 channels in init_from starts one of model.in_channels = C: the"
-    ' weights of each are 3 / C times the "mean" of the three, or times the three in turn'
+    "how a patch embedding for 3 channels in init_from becomes one for C = model.in_channels: each"
+    ' channel gets 3 / C times the "mean" of the three, or times one of the three in turn'
     ' ("repeat")',
     choices=("mean", "repeat"),
 )

@@ -34,14 +34,17 @@ def defaults() -> dict:
         tensorboard=key(
             False, "also write TensorBoard files (needs tensorboardX)", acts="writes files"
         ),
-        wandb=key("", "Weights & Biases project; empty = off", acts="connects to a server"),
+        wandb=key(
+            "", 'Weights & Biases project for the metrics; "" = none', acts="connects to a server"
+        ),
         trackio=key(
             "",
-            "trackio project, kept on this machine (needs trackio); empty = off",
+            "project in trackio, stored on this machine, that gets the metrics (needs trackio);"
+            ' "" = none',
             acts="is written into",
         ),
         tracked_pictures=key(
-            False, "send pictures to the trackers at every evaluation, not only at the end"
+            False, "send pictures to the trackers at every evaluation; False = only at the end"
         ),
     )
 

@@ -32,42 +32,42 @@ def defaults() -> dict:
     return dict(
         cache=key(
             "none",
-            'where decoded images stay, uint8, for sets that fit: "none", the "memory" of each'
-            ' loader process, or each "device", which then cuts the crops; several steps run in one'
-            " program there",
+            'where decoded uint8 images are cached, if all fit: "none", the "memory" of each'
+            ' loader process, or each "device", which then cuts the crops and runs several steps'
+            " in one program",
             choices=("none", "memory", "device"),
             free=True,
         ),
         decode_size=key(
             0,
-            "JPEGs are decoded at the smallest of 1/2, 1/4 and 1/8 of their size whose shorter side"
-            " still has this many pixels: faster, but crops see less detail (sets whose images"
-            " share one size are not changed); 0 = as stored",
+            "JPEGs are decoded at the smallest of 1/2, 1/4 and 1/8 of their size whose shorter"
+            " side has at least this many pixels: faster, but crops have less detail (no effect if"
+            " all images have one size); 0 = full size",
             "pixels",
             least=0,
             most=16384,
         ),
         max_unreadable=key(
             0.01,
-            "share of records that may be unreadable before the run stops",
+            "share of unreadable records above which the run stops",
             least=0,
             most=1,
             free=True,
         ),
         crop_on=key(
             "host",
-            'where crops are cut: "host", or "device" (small images, all of one size)',
+            'where crops are cut: on the "host", or on the "device" (small images of one size)',
             choices=("host", "device"),
         ),
         area_crops=key(
             False,
-            "crops on the host by OpenCV's area filter, in half the time of Pillow's antialiased"
-            " bicubic; other pixels",
+            "resample crops on the host with OpenCV's area filter, in half the time of Pillow's"
+            " antialiased bicubic but with other pixel values",
         ),
         workers=key(
             0,
-            "loader processes, each with a copy of the package in memory; 0 = in the main process."
-            " Changes no sample",
+            "number of loader processes, each with its own copy of the package in memory; 0 = load"
+            " in the main process. Samples do not depend on it",
             "processes",
             least=0,
             most=1024,

@@ -24,48 +24,63 @@ class Settings:
 
     augment: str = field(
         "scale_crop",
-        'training crops: "scale_crop" of mmsegmentation, or "resized_crop" of torchvision',
+        'training crops: "scale_crop" (mmsegmentation: random scale, then crop), or "resized_crop"'
+        " (torchvision's random resized crop)",
         choices=KINDS,
     )
     side: int = field(
         0,
-        "of training crops, sliding windows and the centre crop; 0 = shorter side of the images"
-        " up to 224",
+        "side of training crops, sliding windows and the centre crop; 0 = the images' shorter"
+        " side, at most 224",
         "pixels",
         least=0,
         most=16384,
     )
     crop_side: int = field(
         0,
-        "of what a training crop takes of an image, padded to `side`; 0 = side",
+        "side of the region that a training crop takes of an image before padding to `side`;"
+        " 0 = `side`",
         "pixels",
         least=0,
         most=16384,
     )
     short: int = field(
         0,
-        "shorter side that images are brought to before the random scale, and in tests; 0 = as"
-        " stored",
+        "length to which the shorter side is resized in tests and before the random scale in"
+        " training; 0 = images as stored",
         "pixels",
         least=0,
         most=16384,
     )
-    long: int = field(0, "bound of the longer side then; 0 = none", "pixels", least=0, most=65536)
+    long: int = field(
+        0,
+        "largest length of the longer side after resizing to `short`; 0 = no limit",
+        "pixels",
+        least=0,
+        most=65536,
+    )
     ratio: tuple[float, ...] = field(
-        (0.5, 2.0), "random scale (scale_crop)", above=0, most=100, length=2, ordered=True
+        (0.5, 2.0),
+        "range of the random scale (scale_crop)",
+        above=0,
+        most=100,
+        length=2,
+        ordered=True,
     )
     scale: tuple[float, ...] = field(
         (0.25, 1.0),
-        "a crop's share of the image (resized_crop)",
+        "(least, largest) share of the image's area in a crop of resized_crop",
         above=0,
         most=1,
         length=2,
         ordered=True,
     )
     largest_class: float = field(
-        0.75, "share of a crop that one class may fill (scale_crop)", above=0, most=1
+        0.75, "largest share of a crop that one class may fill, for scale_crop", above=0, most=1
     )
-    photometric: bool = field(True, "brightness, contrast, saturation and hue of crops change")
+    photometric: bool = field(
+        True, "change brightness, contrast, saturation and hue of training crops at random"
+    )
 
 
 def draw(

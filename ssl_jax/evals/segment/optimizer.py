@@ -22,36 +22,49 @@ _WARMUP_START = 1e-6  # share of the learning rate at the start of the warm-up
 class Settings:
     """The keys of the optimizer and its schedule."""
 
-    steps: int = field(300, "of training", "steps", above=0, most=2**31 - 1)
+    steps: int = field(300, "length of the training", "steps", above=0, most=2**31 - 1)
     optimizer: str = field(
         "adamw",
-        'adam adds weight decay to the gradient, "adamw" to the step',
+        'optimizer: "adam" adds weight decay to the gradient, "adamw" to the update',
         choices=("adam", "adamw"),
     )
     lrs: tuple[float, ...] = field(
         (3e-3, 1e-2, 3e-2),
-        "learning rates; a frozen network trains all of them in one pass. The best counts",
+        "learning rates that are tried, in one pass if the network is frozen; the best counts",
         above=0,
         most=1000,
     )
-    weight_decay: float = field(1e-4, "of what decays", least=0, most=1000)
+    weight_decay: float = field(
+        1e-4, "weight decay of the parameters selected by `decayed`", least=0, most=1000
+    )
     decayed: str = field(
         "matrices",
-        'what decays: "matrices" (no biases, norms, tokens, position codes), all but norms and'
-        ' position codes ("not_norms"), "all"',
+        'parameters with weight decay: "matrices" (no biases, norms, tokens, position codes), all'
+        ' but norms and position codes ("not_norms"), or "all"',
         choices=DECAYS,
     )
     power: float = field(
-        1.0, "lr falls as (1 - step / steps)^power; 0 = constant", least=0, most=100
+        1.0,
+        "power of the learning rate's polynomial decay (1 - step / steps)^power; 0 = constant",
+        least=0,
+        most=100,
     )
-    warmup: int = field(0, "linear warm-up from 0", "steps", least=0, most=2**31 - 1)
-    final_lr: float = field(0.0, "end of the fall; 0 = final_share", least=0, most=1000)
+    warmup: int = field(
+        0, "linear warm-up of the learning rate; 0 = none", "steps", least=0, most=2**31 - 1
+    )
+    final_lr: float = field(
+        0.0, "learning rate at the end of its decay; 0 = by `final_share`", least=0, most=1000
+    )
     final_share: float = field(
-        0.0, "end of the fall as share of the learning rate", least=0, most=1
+        0.0, "learning rate at the end of its decay / peak learning rate", least=0, most=1
     )
-    clip: float = field(0.0, "largest L2 norm of the whole gradient; 0 = any", least=0)
+    clip: float = field(0.0, "largest L2 norm of the whole gradient; 0 = no limit", least=0)
     layer_decay: float = field(
-        1.0, "learning rate of a block / that of the next (frozen=False)", above=0, most=1
+        1.0,
+        "layer-wise decay: each block's learning rate is this factor times the next block's"
+        " (frozen=False); 1 = none",
+        above=0,
+        most=1,
     )
 
 

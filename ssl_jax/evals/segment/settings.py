@@ -17,88 +17,100 @@ NORMED = ("all", "last", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Settings(crops.Settings, optimizer.Settings):
-    head: str = field("linear", "what is trained on the patch tokens", choices=HEADS)
+    head: str = field("linear", "head that is trained on the patch tokens", choices=HEADS)
     layers: tuple[int, ...] = field(
         (-1,),
-        "blocks whose tokens the head reads, 0 = the first, -1 = the last. fpn and upernet read"
-        " four, or one four times",
+        "blocks whose tokens the head reads: 0 = the first, -1 = the last; fpn and upernet read"
+        " four blocks, or one block four times",
         least=-1000,
         most=999,
     )
     norm_layers: str = field(
         "all",
-        'which of them are read after the final norm: "all" (iBOT), that of the "last" block'
-        ' (code of CrIBo), "none" (code of FLSL)',
+        'blocks of `layers` that are read after the final norm: "all" (iBOT), only the network\'s'
+        ' "last" block (code of CrIBo), or "none" (code of FLSL)',
         choices=NORMED,
     )
     pyramid: bool = field(
         True,
-        "fpn reads maps at strides of 4 to 32 pixels; False: all four at that of the patches, which"
-        " its logits then have too (code of FLSL)",
+        "let fpn read maps at strides of 4 to 32 pixels; False = four maps at the stride of the"
+        " patches, which its logits then have too (code of FLSL)",
     )
-    channels: int = field(0, "of the head; 0 = as its authors", "channels", least=0, most=65536)
-    batch_norm: bool = field(False, "BatchNorm before the linear head")
-    dropout: float = field(0.0, "of whole channels before the classifier", least=0, below=1)
-    frozen: bool = field(True, "only the head is trained; False: the network too")
-    drop_path: float = field(0.0, "highest stochastic-depth rate, in training", least=0, below=1)
+    channels: int = field(
+        0, "number of channels of the head; 0 = as its authors", "channels", least=0, most=65536
+    )
+    batch_norm: bool = field(False, "apply BatchNorm before the linear head")
+    dropout: float = field(0.0, "dropout of whole channels before the classifier", least=0, below=1)
+    frozen: bool = field(True, "train the head only; False = train the network too")
+    drop_path: float = field(
+        0.0, "stochastic-depth rate of the last block in training (frozen=False)", least=0, below=1
+    )
     half: bool = field(
         False,
-        "images enter as (x - 0.5) / 0.5 instead of with the network's own mean and deviation"
+        "normalise images as (x - 0.5) / 0.5 instead of with the network's own mean and deviation"
         " (code of CrIBo)",
     )
     dice: float = field(
-        0.0, "weight of the Dice loss next to the cross-entropy", least=0, most=1000
+        0.0, "weight of the Dice loss, added to the cross-entropy; 0 = none", least=0, most=1000
     )
-    auxiliary: float = field(0.4, "weight of upernet's auxiliary head", least=0, most=1000)
+    auxiliary: float = field(
+        0.4, "weight of the loss of upernet's auxiliary head; 0 = none", least=0, most=1000
+    )
     average: str = field(
         "labelled",
-        'the cross-entropy is a mean over "labelled" pixels, or over "all", those to ignore'
-        " included (mmsegmentation)",
+        'pixels over which the cross-entropy is averaged: "labelled" ones, or "all", including'
+        " ignored ones (mmsegmentation)",
         choices=AVERAGES,
     )
     level: str = field(
         "pixel",
-        'where loss and scores are taken: at each "pixel", or at the grid of the logits with'
+        'where loss and scores are computed: at each "pixel", or at the grid of the logits, with'
         ' the nearest label ("patch", code of STELLAR)',
         choices=("pixel", "patch"),
     )
     test: str = field(
         "whole",
-        'test images: "whole"; a window of `side` that slides ("slide"); or the central square'
-        ' of `side` pixels ("center")',
+        'part of a test image that is predicted: "whole" image, a sliding window of `side` pixels'
+        ' ("slide"), or the central square of `side` pixels ("center")',
         choices=TESTS,
     )
-    stride: int = field(0, "of sliding windows; 0 = 2/3 of side", "pixels", least=0, most=16384)
-    epochs: float = field(
-        0.0, "of training, in place of steps; 0 = steps", "epochs", least=0, most=10**6
+    stride: int = field(
+        0, "stride of sliding windows; 0 = side * 2/3", "pixels", least=0, most=16384
     )
-    batch: int = field(8, "crops per step", "images", above=0, most=2**20)
+    epochs: float = field(
+        0.0,
+        "length of the training in epochs, in place of `steps`; 0 = by `steps`",
+        "epochs",
+        least=0,
+        most=10**6,
+    )
+    batch: int = field(8, "crops per training step", "images", above=0, most=2**20)
     batch_factors: tuple[int, ...] = field(
         (1,),
-        "multiples of the batch that are tried, up to the size of the set, each with every"
-        " learning rate",
+        "factors on `batch` that are tried, up to the size of the training set, each with all"
+        " learning rates",
         above=0,
         most=2**16,
     )
     held_out: float = field(
         0.1,
-        "share of the training images that selects the learning rate and the batch if there are"
-        " several; 0 = the test images select them",
+        "share of the training images that selects among several learning rates and batches;"
+        " 0 = the test images select them",
         least=0,
         below=1,
     )
     classes: int = field(
         0,
-        "number of classes of the masks, less the ignored one; 0 = as the set names them, else"
-        " found in the masks",
+        "number of classes of the masks, without the ignored class; 0 = as named by the data set,"
+        " otherwise counted in the masks",
         least=0,
         most=255,
     )
     ignored: int = field(-1, "class that counts as unlabelled; -1 = none", least=-1, most=254)
     absent: str = field(
         "zero",
-        'a class that is predicted somewhere but is not in the truth: "zero" counts its IoU as'
-        ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
+        'how a class that is predicted but absent from the truth counts: "zero", with IoU 0'
+        ' (mmsegmentation), or "skip", left out of the mean',
         choices=ABSENT,
     )
 

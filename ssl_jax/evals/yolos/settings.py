@@ -8,47 +8,59 @@ from ssl_jax.evals.registry import Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    queries: int = field(100, "detection tokens, the most objects in an image", "tokens", above=0)
-    epochs: int = field(50, "of training", "epochs", above=0)
-    batch: int = field(8, "images per step", "images", above=0)
-    lr: float = field(1e-4, "of AdamW; a cosine to 1e-7, one value an epoch", above=0)
+    queries: int = field(
+        100, "number of detection tokens, the most objects per image", "tokens", above=0
+    )
+    epochs: int = field(50, "length of the training", "epochs", above=0)
+    batch: int = field(8, "images per training step", "images", above=0)
+    lr: float = field(
+        1e-4, "learning rate of AdamW, falling to 1e-7 on a cosine, one value per epoch", above=0
+    )
     weight_decay: float = field(
-        1e-4, "of AdamW; not on the encoder's biases, norms, tokens and position codes", least=0
+        1e-4,
+        "weight decay of AdamW, except on the encoder's biases, norms, tokens and position codes",
+        least=0,
     )
-    clip: float = field(0.1, "largest norm of the gradient", above=0)
-    class_weight: float = field(1.0, "of the class, in matching and loss", least=0)
-    l1_weight: float = field(5.0, "of the distance of boxes, in matching and loss", least=0)
-    giou_weight: float = field(2.0, "of the generalised IoU, in matching and loss", least=0)
-    no_object_weight: float = field(0.1, "of a token without an object, in the loss", least=0)
+    clip: float = field(0.1, "largest L2 norm of the whole gradient", above=0)
+    class_weight: float = field(1.0, "weight of the class in matching and loss", least=0)
+    l1_weight: float = field(5.0, "weight of the L1 distance in matching and loss", least=0)
+    giou_weight: float = field(2.0, "weight of the generalised IoU in matching and loss", least=0)
+    no_object_weight: float = field(0.1, "weight of tokens without an object in the loss", least=0)
     sizes: tuple[int, ...] = field(
-        (256, 288, 320), "shorter side, drawn for each image", "pixels", above=0
+        (256, 288, 320),
+        "lengths of the shorter side, of which one is drawn for each training image",
+        "pixels",
+        above=0,
     )
-    longest: int = field(512, "longer side at most", "pixels", above=0)
-    test_size: int = field(320, "shorter side of test images", "pixels", above=0)
+    longest: int = field(512, "largest length of the longer side of an image", "pixels", above=0)
+    test_size: int = field(320, "length of the shorter side of test images", "pixels", above=0)
     flip: float = field(0.5, "share of training images that are mirrored", least=0, most=1)
     crop_prob: float = field(0.5, "share of training images that are cropped", least=0, most=1)
     crop_from: tuple[int, ...] = field(
-        (256, 320, 384), "shorter side before the crop", "pixels", above=0
+        (256, 320, 384),
+        "lengths of the shorter side before the crop, of which one is drawn",
+        "pixels",
+        above=0,
     )
     crop_sides: tuple[int, ...] = field(
-        (192, 320), "sides of the crop, from and to", "pixels", above=0, length=2, ordered=True
+        (192, 320), "(least, largest) side of the crop", "pixels", above=0, length=2, ordered=True
     )
     canvas: int = field(
         64,
-        "sides of a batch's canvas are multiples of this and of the patch; a larger one means"
-        " fewer shapes to compile",
+        "divisor of the sides of a batch's canvas, besides the patch; larger = fewer shapes to"
+        " compile",
         "pixels",
         above=0,
     )
     position_size: int = field(
         0,
-        "square grid on which learned position codes are trained; 0 = as pretrained",
+        "side of the square grid on which learned position codes are trained; 0 = as pretrained",
         "pixels",
         least=0,
     )
     middle_size: int = field(
         0,
-        "square grid of the learned codes added after every block but the last; 0 = none",
+        "side of the square grid of learned codes added after every block but the last; 0 = none",
         "pixels",
         least=0,
     )

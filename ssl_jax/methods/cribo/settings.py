@@ -17,71 +17,100 @@ def defaults() -> dict:
     """The section `cribo` of the config: the published values for ViT-S/16 on ImageNet."""
     return dict(
         head_hidden=key(
-            2048, "width of the hidden layers that images and objects share", least=1, most=65536
+            2048, "width of hidden layers, shared by images and objects", least=1, most=65536
         ),
-        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
-        prototypes=key(65536, "P, of each of the two last layers", least=2, most=2**24),
+        head_bottleneck=key(
+            256, "width of the L2-normalised input of the prototypes", least=1, most=65536
+        ),
+        prototypes=key(
+            65536,
+            "number of prototypes P in each of the two last layers, of images and of objects",
+            least=2,
+            most=2**24,
+        ),
         norm_last_layer=key(
-            False, "gain fixed at 1 (published ViT-B); False: it learns and decays (ViT-S)"
+            False,
+            "fix the gain of the last layers at 1 (published ViT-B); False = learned, with weight"
+            " decay (ViT-S)",
         ),
         freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
         **section_keys.temperature_keys(),
-        center_momentum=key(0.9, "of both centers", least=0, below=1),
-        global_weight=key(1.0, "of the loss over images, L_g", least=0),
-        cross_view_weight=key(1.0, "of the loss over the views of an object, L_cv", least=0),
-        cross_image_weight=key(
-            1.0, "of the loss over an object and its neighbour, L_ci; 0: no memory", least=0
+        center_momentum=key(
+            0.9,
+            "momentum of the moving averages that center the logits of images and of objects",
+            least=0,
+            below=1,
         ),
-        clusters=key(32, "K, candidate objects per image", least=1, most=10**4),
+        global_weight=key(1.0, "weight of the loss over images, L_g", least=0),
+        cross_view_weight=key(
+            1.0, "weight of the loss between the two views of an object, L_cv", least=0
+        ),
+        cross_image_weight=key(
+            1.0,
+            "weight of the loss between an object and its neighbour, L_ci; 0 = no memory of"
+            " objects",
+            least=0,
+        ),
+        clusters=key(32, "number of candidate objects per image, K", least=1, most=10**4),
         clustering=key(
             "sinkhorn",
-            '"kmeans" has neither balance nor positions (table 12); "masks": the classes of the'
-            " masks, of at most K classes an image (table 11)",
+            'how tokens are grouped into objects: "sinkhorn"; "kmeans", without balance and'
+            ' positions (table 12); "masks", by the classes of the masks, at most K per image'
+            " (table 11)",
             choices=("sinkhorn", "kmeans", "masks"),
         ),
-        position_weight=key(1.0, "lambda_pos in epoch 0", least=0),
-        final_position_weight=key(
-            -1.0, "lambda_pos in the last epoch, linear in between; -1 = constant", least=-1
+        position_weight=key(
+            1.0, "weight of positions in the clustering, lambda_pos, in epoch 0", least=0
         ),
-        cluster_temperature=key(0.05, "1 / lambda", above=0),
-        cluster_iters=key(5, "rounds of assignment and update", least=1, most=1000),
-        sinkhorn_iters=key(5, "scalings per round", least=1, most=1000),
+        final_position_weight=key(
+            -1.0, "lambda_pos in the last epoch, reached linearly; -1 = constant", least=-1
+        ),
+        cluster_temperature=key(
+            0.05, "temperature of the clustering's Sinkhorn assignment, 1 / lambda", above=0
+        ),
+        cluster_iters=key(5, "clustering rounds of assignment and update", least=1, most=1000),
+        sinkhorn_iters=key(5, "Sinkhorn scalings per round of the clustering", least=1, most=1000),
         normalize=key(
             "image",
-            'costs are brought to [0, 1] per image, or over the "batch" (official code)',
+            'range over which clustering costs are scaled to [0, 1]: each "image", or the whole'
+            ' "batch" (official code)',
             choices=("image", "batch"),
         ),
         update_marginals=key(
-            True, "column marginals follow cluster sizes (published runs); False: uniform (paper)"
+            True,
+            "let column marginals of Sinkhorn follow cluster sizes (published runs);"
+            " False = uniform (paper)",
         ),
-        hard=key(True, "one cluster per token, or soft assignments"),
+        hard=key(True, "assign each token to one cluster; False = soft assignments"),
         memory=key(
-            25000, "S, images whose objects are remembered", unit="images", least=1, below=2**31
+            25000, "images with objects in the memory, S", unit="images", least=1, below=2**31
         ),
-        cycle=key(True, "only cycle-consistent neighbours count; False: all (table 8)"),
+        cycle=key(
+            True, "use only cycle-consistent neighbours in L_ci; False = all neighbours (table 8)"
+        ),
         same_classes=key(
             False,
-            "only neighbours with the same set of classes count, by the masks; with cycle=False"
-            " instead of cycles (table 11)",
+            "use only neighbours with the same set of mask classes in L_ci; with cycle=False,"
+            " instead of cycle consistency (table 11)",
         ),
         group=key(
             128,
-            "images among which the way back is searched (official code: a device's batch);"
-            " 0 = the batch",
+            "images whose objects are searched for the way back of a cycle (official code: a"
+            " device's batch); 0 = the whole batch",
             unit="images",
             least=0,
             most=2**24,
         ),
         counts=key(
             "own",
-            'each view is divided by its own number of cycles, or both by that of the "first"'
-            " (official code)",
+            "divisor of a view's L_ci: the view's \"own\" number of counted objects, or that of"
+            ' the "first" view (official code)',
             choices=("own", "first"),
         ),
-        start_epoch=key(1, "first epoch with L_ci", unit="epochs", least=0, most=10**6),
+        start_epoch=key(1, "first epoch in which L_ci is used", unit="epochs", least=0, most=10**6),
         chunk=key(
             0,
-            "images whose logits are held at a time; 0 = by the number of logits",
+            "images whose object logits are in memory at once; 0 = chosen by the number of logits",
             unit="images",
             least=0,
             free=True,

@@ -12,51 +12,63 @@ TOKENS = ("cls", "mean", "concat", "queries")
 def defaults() -> dict:
     """The section `finetune` of the config: the recipe of DeiT and BEiT, for ImageNet."""
     meaning = (
-        'the image: class token ("cls"), average of the patch tokens ("mean"), both ("concat"), or'
-        ' average of the query tokens ("queries", STELLAR)'
+        'what represents an image: class token ("cls"), mean of the patch tokens ("mean"), both'
+        ' ("concat"), or mean of the query tokens ("queries", STELLAR)'
     )
     return dict(
-        classes=key(1000, "of the labels; those of the data", "classes", least=2, most=2**20),
+        classes=key(1000, "number of classes of the training set", "classes", least=2, most=2**20),
         global_token=key("cls", meaning, choices=TOKENS),
         hidden=key(
             0,
-            "width of a layer with GELU between token and classifier, which starts as the first"
-            " one of the pretrained head (iBOT's semi-supervised protocol); 0 = none",
+            "width of a GELU layer before the classifier, initialised from the first layer of the"
+            " pretrained head (iBOT's semi-supervised protocol); 0 = no such layer",
             least=0,
             most=65536,
         ),
-        norm=key(False, "a LayerNorm of its own before the classifier (STELLAR)"),
+        norm=key(False, "apply an additional LayerNorm before the classifier (STELLAR)"),
         init_scale=key(
             0.001, "factor on the classifier's initial weights, N(0, model.init_std^2)", above=0
         ),
         layer_decay=key(
             1.0,
-            "factor on the learning rate from each block to the one before it; 1 = none",
+            "layer-wise decay: each block's learning rate is this factor times the next block's;"
+            " 1 = none",
             above=0,
             most=1,
         ),
         average=key(
-            True, "evaluate the moving average of the weights, which teacher.momentum makes"
+            True,
+            "evaluate the moving average of the weights, with teacher.momentum; False = the"
+            " weights themselves",
         ),
-        smoothing=key(0.1, "share of a target that all classes get alike", least=0, below=1),
-        mixup=key(0.8, "alpha of the Beta distribution of the share; 0 = none", least=0),
-        cutmix=key(1.0, "the same of CutMix", least=0),
-        switch_prob=key(0.5, "of CutMix instead of mixup, where both are used", least=0, most=1),
-        mix_prob=key(1.0, "probability that a batch is mixed at all", least=0, most=1),
+        smoothing=key(
+            0.1,
+            "label smoothing: share of a target that is spread evenly over all classes; 0 = none",
+            least=0,
+            below=1,
+        ),
+        mixup=key(0.8, "alpha of mixup's Beta distribution; 0 = none", least=0),
+        cutmix=key(1.0, "alpha of CutMix's Beta distribution; 0 = none", least=0),
+        switch_prob=key(0.5, "probability of CutMix instead of mixup, if both on", least=0, most=1),
+        mix_prob=key(1.0, "probability that a batch is mixed, by mixup or CutMix", least=0, most=1),
         erase_prob=key(
-            0.25, "probability that a rectangle of a view becomes noise", least=0, most=1
+            0.25,
+            "probability that a rectangle of a view is replaced by noise (random erasing)",
+            least=0,
+            most=1,
         ),
         randaugment=dict(
-            count=key(2, "operations on a view, on the host; 0 = none", least=0, most=20),
-            magnitude=key(9.0, "their mean strength, of 10", least=0, most=10),
-            std=key(0.5, "standard deviation of the strength", least=0, most=10),
+            count=key(
+                2,
+                "number of RandAugment operations per view, applied on the host; 0 = none",
+                least=0,
+                most=20,
+            ),
+            magnitude=key(9.0, "mean strength of RandAugment, out of 10", least=0, most=10),
+            std=key(0.5, "standard deviation of RandAugment's strength", least=0, most=10),
         ),
         repeats=key(
-            1,
-            "how often a batch shows each of its images (repeated augmentation)",
-            "views",
-            above=0,
-            most=1000,
+            1, "views of each image in a batch (repeated augmentation)", "views", above=0, most=1000
         ),
     )
 

@@ -28,30 +28,58 @@ def defaults() -> dict:
     # LayerNorm, so they multiply cosines and are independent of the width. The published code has
     # tau = .1 / sqrt(384) and .2 / sqrt(384) for every network: D = 768 doubles tau x D.
     return dict(
-        v=key(0.03, "weight of a token's distance to its mode; 0 collapses", least=0),
-        v_start=key(-1.0, "v at step 0, then half a cosine to v; -1 = v throughout", least=-1),
-        eta=key(1.0, "weight of the agreement of modes across views", least=0),
-        gamma=key(5.0, "weight of the mean prediction's divergence from uniform", least=0),
-        sa_sharpness=key(0.1 * 384**0.5, "tau_sa x D of the self-attention", least=0),
+        v=key(0.03, "weight v of a token's distance to its mode; 0 = training collapses", least=0),
+        v_start=key(
+            -1.0, "v at step 0, which moves to v on half a cosine; -1 = v throughout", least=-1
+        ),
+        eta=key(1.0, "weight of the agreement of modes between views", least=0),
+        gamma=key(5.0, "weight of the KL divergence of the mean prediction from uniform", least=0),
+        sa_sharpness=key(
+            0.1 * 384**0.5, "sharpness of the self-attention, tau_sa x token width D", least=0
+        ),
         ca_sharpness=key(
             0.2 * 384**0.5,
-            "tau_ca x D of the cross-attention; below sa_sharpness it collapses (published code)",
+            "sharpness of the cross-attention, tau_ca x token width D; below sa_sharpness training"
+            " collapses (published code)",
             least=0,
         ),
         sa_sharpness_start=key(
-            -1.0, "tau_sa x D in epoch 0, then half a cosine by epochs; -1 = constant", least=-1
+            -1.0,
+            "sharpness of the self-attention in epoch 0, which moves to sa_sharpness on half a"
+            " cosine; -1 = constant",
+            least=-1,
         ),
-        ca_sharpness_start=key(-1.0, "the same of tau_ca x D", least=-1),
-        normalize=key(False, "scale tokens to |z|^2 = D: attention by true cosines (eq. 4)"),
+        ca_sharpness_start=key(
+            -1.0,
+            "sharpness of the cross-attention in epoch 0, which moves to ca_sharpness on half a"
+            " cosine; -1 = constant",
+            least=-1,
+        ),
+        normalize=key(False, "scale tokens to |z|^2 = D, so that attention uses cosines (eq. 4)"),
         window=key(
-            2, "one query per window x window patches of a global student view", least=1, most=1000
+            2,
+            "side in patches of the windows of a global student view, each of which gives one"
+            " query",
+            least=1,
+            most=1000,
         ),
-        local_window=key(2, "the same of a local view", least=1, most=1000),
-        random_position=key(True, "any patch of a window, or (False) the upper left one"),
-        nested=key(True, "student views are crops of the teacher's; False: this collapses"),
+        local_window=key(
+            2,
+            "side in patches of the windows of a local view, each of which gives one query",
+            least=1,
+            most=1000,
+        ),
+        random_position=key(
+            True, "take a random patch of each window as query; False = the upper left patch"
+        ),
+        nested=key(
+            True,
+            "crop student views from the teacher's views; False = from the image, which collapses",
+        ),
         student_scale=key(
             (0.5, 1.0),
-            "area of a global student view / area of the teacher's (of the image, if not nested)",
+            "(least, largest) area of a global student view / area of the teacher's view, or of"
+            " the image if nested=False",
             above=0,
             most=1,
             length=2,
@@ -59,24 +87,33 @@ def defaults() -> dict:
         ),
         photometric=key(
             "either",
-            '"both": blur, then solarize (paper); "either": half of the views only blur, half'
-            " blur with views.blur_prob[1] and solarize (published code)",
+            'blur and solarisation: "both", blur, then solarisation (paper); "either", half of the'
+            " views blur alone, half blur with views.blur_prob[1] and solarisation (published"
+            " code)",
             choices=("either", "both"),
         ),
         head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
-        head_bottleneck=key(256, "width before the centroids, L2-normalised", least=1, most=65536),
+        head_bottleneck=key(
+            256, "width of the L2-normalised input of the centroids", least=1, most=65536
+        ),
         prototypes=key(
-            4096, "K, centroids: rows of the last layer, with gain 1", least=2, most=2**24
+            4096, "number of centroids, K: rows of the last layer, with gain 1", least=2, most=2**24
         ),
         freeze_last_layer_epochs=section_keys.freeze_key("the last layer and its moments"),
         **section_keys.temperature_keys(),
         targets=key(
             "softmax",
-            'softmax of the teacher; "centered": minus a moving average, as DINO; "batch_softmax":'
-            " the paper's Sinkhorn",
+            'teacher targets: "softmax"; "centered", softmax after subtracting a moving average'
+            ' (DINO); "batch_softmax", Sinkhorn as in the paper',
             choices=("softmax", "centered", "batch_softmax"),
         ),
-        center_momentum=key(0.9, "of that moving average", least=0, below=1),
+        center_momentum=key(
+            0.9,
+            'momentum of the moving average of the teacher\'s logits; used by targets="centered"'
+            " alone",
+            least=0,
+            below=1,
+        ),
     )
 
 

@@ -30,35 +30,47 @@ def defaults() -> dict:
         **embeddings.shared_keys(),
         contributions=key(
             "similarity",
-            'rule for Y: "similarity" (official code), "smoothed" (pseudo-code) or "onehot"',
+            'rule for the contributions Y of an SOP\'s members: "similarity" (official code),'
+            ' "smoothed" (pseudo-code) or "onehot"',
             choices=("similarity", "smoothed", "onehot"),
         ),
-        smoothing=key(0.1, "eps: the anchor's own weight is 1 - eps", above=0, below=1),
+        smoothing=key(
+            0.1,
+            'eps of contributions="smoothed", in which the anchor itself has the weight 1 - eps',
+            above=0,
+            below=1,
+        ),
         pool=key(
             "exclude_anchors",
-            'who may support an anchor: no anchor ("exclude_anchors", official code) or any row'
-            ' but the anchor itself ("self", pseudo-code)',
+            'rows that may join an anchor\'s SOP: all but anchors ("exclude_anchors", official'
+            ' code), or all but the anchor itself ("self", pseudo-code)',
             choices=("exclude_anchors", "self"),
         ),
         anchors=key(
             "random",
-            'drawn anew each step ("random"), or vectors kept from the start ("fixed", the ablation'
-            " that collapses)",
+            '"random" = anchors drawn anew in each step; "fixed" = vectors kept from the start,'
+            " the ablation that collapses",
             choices=("random", "fixed"),
         ),
         cls=dict(
-            weight=key(1.0, "lambda_1", least=0),
-            anchors=key(4096, "K, SOPs of a task", least=2, most=2**24),
-            members=key(9, "embeddings per SOP, the anchor included", least=1, most=1000),
-            tasks=key(4, "T_C, independent draws of anchors per step", least=1, most=1000),
-            memory=key(65536, "N_C, rows of the class memory", least=1, below=2**31),
+            weight=key(1.0, "weight of the class token's loss, lambda_1; 0 = none", least=0),
+            anchors=key(4096, "number of SOPs per task, K", least=2, most=2**24),
+            members=key(9, "embeddings per SOP, including the anchor", least=1, most=1000),
+            tasks=key(
+                4, "number of tasks per step, independent draws of anchors, T_C", least=1, most=1000
+            ),
+            memory=key(65536, "number of rows of the class memory, N_C", least=1, below=2**31),
         ),
         patch=dict(
-            weight=key(1.0, "lambda_2; 0 switches masks and patch loss off", least=0),
-            anchors=key(512, "K, SOPs of a task", least=2, most=2**24),
-            members=key(1, "embeddings per SOP, the anchor included", least=1, most=1000),
-            tasks=key(1, "T_P, independent draws of anchors per step", least=1, most=1000),
-            memory=key(8192, "N_p, rows of the patch memory", least=1, below=2**31),
+            weight=key(
+                1.0, "weight of the patch loss, lambda_2; 0 = no patch loss and no masks", least=0
+            ),
+            anchors=key(512, "number of SOPs per task, K", least=2, most=2**24),
+            members=key(1, "embeddings per SOP, including the anchor", least=1, most=1000),
+            tasks=key(
+                1, "number of tasks per step, independent draws of anchors, T_P", least=1, most=1000
+            ),
+            memory=key(8192, "number of rows of the patch memory, N_p", least=1, below=2**31),
         ),
     )
 

@@ -48,7 +48,7 @@ def shared_keys() -> dict:
     """The keys of networks and temperatures."""
     return dict(
         head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
-        head_out=key(256, "d, width of the L2-normalised embedding", least=1, most=65536),
+        head_out=key(256, "width of the L2-normalised embedding, d", least=1, most=65536),
         global_token=section_keys.token_key(),
         **section_keys.temperature_keys(),
     )

@@ -13,54 +13,72 @@ def defaults() -> dict:
     model.queries is the number of sparse tokens.
     """
     targets = (
-        'targets of the clustering: "self", the main view\'s own assignments, or "teacher", an EMA '
-        "teacher's (warm-up from a random network)"
+        'targets of the clustering loss: "self", the main view\'s own assignments, or "teacher",'
+        " those of an EMA teacher (warm-up from a random network)"
     )
     focus = (
-        'what a masked view prefers to keep: patches near a place ("gaussian"), a square '
-        '("window"), or "none"'
+        'patches that masked views preferably keep: near a random place ("gaussian"), in a square'
+        ' ("window"), or no preference ("none")'
     )
-    target = 'what is rebuilt: "pixel", or "vq" (codes of a frozen tokenizer)'
-    decay = 'weight decay on "all" parameters (official code) or "matrices" (no biases, norms)'
+    target = 'what the decoder predicts: "pixel", or "vq" (codes of a frozen tokenizer)'
+    decay = 'parameters with weight decay: "all" (official code) or "matrices" (no biases, norms)'
     return dict(
         targets=key("self", targets, choices=("self", "teacher")),
         cls=key(True, "cluster and align the class token too"),
         masked=key(
-            True, "encode views.global_count masked views; the first shows the main view's region"
+            True,
+            "also encode views.global_count masked views, the first of which shows the main view's"
+            " region",
         ),
         mask_ratio=key(0.8, "share of patches dropped from a masked view", least=0, below=1),
         mask_focus=key("gaussian", focus, choices=masks.FOCUS),
-        mask_focus_prob=key(0.5, "probability of that preference, per view", least=0, most=1),
+        mask_focus_prob=key(0.5, "probability that a view follows mask_focus", least=0, most=1),
         target=key("pixel", target, choices=("pixel", "vq")),
         tokenizer=key(
-            "", 'its weights, .safetensors or .npz; only for target "vq"', path=True, acts=""
+            "",
+            'weights of the tokenizer, .safetensors or .npz; used by target="vq" alone',
+            path=True,
+            acts="",
         ),
         localization_temperature=key(
-            0.06, "of the softmax over tokens; 0 = plain inner products / sqrt(width)", least=0
+            0.06,
+            "temperature of the softmax over sparse tokens, to which each patch is assigned;"
+            " 0 = plain inner products / sqrt(width)",
+            least=0,
         ),
-        prototypes=key(16384, "K of each head", least=2, most=2**24),
-        head_hidden=key(2048, "width of a head's hidden layer", least=1, most=65536),
-        head_out=key(256, "width of the L2-normalised embedding", least=1, most=65536),
-        target_temperature=key(0.06, "of the Sinkhorn targets", above=0),
-        temperature=key(0.12, "of the predictions", above=0),
-        sinkhorn_iterations=key(3, "scalings of Sinkhorn-Knopp", least=1, most=1000),
+        prototypes=key(16384, "number of prototypes K of each head", least=2, most=2**24),
+        head_hidden=key(2048, "width of each head's hidden layer", least=1, most=65536),
+        head_out=key(256, "width of the heads' L2-normalised embedding", least=1, most=65536),
+        target_temperature=key(0.06, "temperature of the Sinkhorn targets", above=0),
+        temperature=key(0.12, "temperature of the predictions", above=0),
+        sinkhorn_iterations=key(
+            3, "number of Sinkhorn-Knopp scalings for the targets", least=1, most=1000
+        ),
         matching=key(
             "sinkhorn",
-            'of token sets: "sinkhorn" (argmax of the plan) or "hungarian" (one to one)',
+            'matching of the views\' token sets: "sinkhorn" (argmax of the transport plan) or'
+            ' "hungarian" (one to one)',
             choices=("sinkhorn", "hungarian"),
         ),
         matching_epsilon=key(
-            0.1, "entropic weight, in units of the distance of tokens; smaller is sharper", above=0
+            0.1,
+            "entropic weight of the matching, relative to the distance of tokens;"
+            " smaller = sharper",
+            above=0,
         ),
-        matching_iterations=key(5, "scalings of the matching", least=1, most=1000),
-        decoder_width=key(512, "channels of the decoder's tokens", least=2, most=65536),
-        decoder_depth=key(6, "its blocks", least=1, most=1000),
-        decoder_heads=key(8, "its attention heads", least=1, most=4096),
+        matching_iterations=key(5, "Sinkhorn scalings of the matching", least=1, most=1000),
+        decoder_width=key(512, "width of the decoder", least=2, most=65536),
+        decoder_depth=key(6, "number of blocks of the decoder", least=1, most=1000),
+        decoder_heads=key(8, "number of attention heads of the decoder", least=1, most=4096),
         weights=dict(
-            reconstruction=key(10.0, "a1 of eq. 6; 10 for pixels, .05 for codes", least=0),
-            cluster=key(1.0, "a2", least=0),
-            align=key(1.0, "a3", least=0),
-            koleo=key(0.1, "a4", least=0),
+            reconstruction=key(
+                10.0,
+                "weight a1 of the reconstruction (eq. 6): 10 for pixels, .05 for codes",
+                least=0,
+            ),
+            cluster=key(1.0, "weight a2 of the clustering loss", least=0),
+            align=key(1.0, "weight a3 of the alignment loss", least=0),
+            koleo=key(0.1, "weight a4 of the KoLeo loss", least=0),
         ),
         decay=key("all", decay, choices=("all", "matrices")),
     )
