@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from launch.runs import fill, markdown, provenance
 
+from experiments.tables import fill, markdown, provenance
 from ssl_jax.runtime.stop import EXIT_AT_ONCE, EXIT_PREEMPTED
 from ssl_jax.train import log
 from tests.data import records

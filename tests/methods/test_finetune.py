@@ -9,7 +9,6 @@ import pytest
 
 from ssl_jax import api, cli, evals, methods, trees
 from ssl_jax.config import InputError
-from ssl_jax.convert import torch_in
 from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.prepared import Prepared
@@ -144,7 +143,7 @@ def sop(monkeypatch):
         return Weights("x", "sop", arrays, {path: path for path in arrays}, (), {})
 
     found = {part: weights(tree) for part, tree in parts.items()}
-    monkeypatch.setattr(torch_in, "load", lambda path: Source("", "sop", found))
+    monkeypatch.setattr(start, "_source", lambda path, mesh: Source("", "sop", found))
     return parts
 
 
