@@ -8,6 +8,7 @@ import pytest
 from ssl_jax import config as config_lib
 from ssl_jax import evals, papers
 from ssl_jax.config import InputError
+from tests.conftest import ROOT
 
 ROW = """
 [[row]]
@@ -100,3 +101,15 @@ def test_the_rows_of_a_paper(name):
         if "linear" in score or "layers" in score:
             (named,) = re.findall(r"linear[^(]*\(([\w, ]+)\)|layers \((\w+)\)", score)
             assert set("".join(named).split(", ")) <= known | {"MAE", "DINOv2"}, score
+
+
+def test_the_page_counts_them():
+    page = (ROOT / "docs" / "papers.md").read_text()
+    counts = re.findall(
+        r"^\| \[.*\(methods/(\w+)\.md\) .* \| (\d+) \| (\d+) \| (.*) \|$", page, re.M
+    )
+    assert {name for name, *_ in counts} == set(papers.names())
+    for name, rows, ours, lacking in counts:
+        loaded = papers.load(name)
+        assert (int(rows), int(ours)) == (len(loaded), sum(bool(row.ours) for row in loaded)), name
+        assert (lacking == "none") == (not papers.missing(name)), name
