@@ -164,7 +164,7 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path, monkeypatch):
     (code,) = [block for block in blocks(text, "python") if "ssl_jax.load" in block]
     names: dict = {}
     exec(compile(code, "example", "exec"), names)
-    assert names["features"].image.shape == (1, 96)
-    assert names["features"].patches.shape == (1, 28, 28, 96)
+    assert names["features"].image.shape == (1, 128)
+    assert names["features"].patches.shape == (1, 28, 28, 128)
     features = ssl_jax.load("runs/mine")(images[:2])
     np.testing.assert_allclose(features.image, vectors["image"][:2], atol=1e-5)
