@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -94,8 +95,8 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, meta: dict, *, whole: bool = False) -> None:
-        """Saves `state` under its step, and once more if its files are deleted meanwhile. Returns
-        when the arrays are copied, while writing continues in the background.
+        """Saves `state` under its step, and up to twice more if its files are deleted meanwhile.
+        Returns when the arrays are copied, while writing continues in the background.
 
         whole: whether to return only when everything is on disk.
 
@@ -103,16 +104,18 @@ class Checkpoints:
           InputError: this or the previous save could not be written (for example, a full disk).
         """
         path = self.folder / str(int(state.step))
-        for lost in (False, True):
+        for again in reversed(range(3)):
             try:
                 return self._save(state, meta, whole)
             except InputError:
                 raise
             except Exception as error:
                 why = f"a checkpoint was not written: {damage.first_line(error)}"
-                if lost or jax.process_count() > 1:  # saving again would need all processes
+                # Saving again would need all processes.
+                if not again or jax.process_count() > 1:
                     raise InputError(f"{why} ({path})") from error
                 print(f"  warning: {why}; were files deleted? Saving {path} again", flush=True)
+                time.sleep(0.5)  # threads of the failed save may still write into its folder
                 self._manager.reload()
 
     def _save(self, state, meta, whole):
