@@ -20,7 +20,7 @@ from ssl_jax.train.program import Program
 _MIB, _GIB = 2**20, 2**30
 _LINES = 8  # printed collectives, and printed matrix products
 _MOST = 10  # printed lines of source, whose kernels move the most bytes
-_LOADED = 121.0  # images/s for which one core prepares views: dino:vits16, docs/benchmarks.md
+_LOADED = 161.0  # images/s for which one core prepares views: dino:vits16, docs/benchmarks.md
 
 
 def run(options: argparse.Namespace) -> int:
