@@ -109,8 +109,8 @@ def load(
       InputError: no network at `path`, damaged or unknown weights, or modules that need trust.
     """
     place = places.find(path)
-    if place.saved:
-        return _restored(place.saved, place.path, trust)
+    if network := place.saved():
+        return _restored(network, place.path, trust)
     if not place.is_run:
         shape, params, report = convert.load_vit(place.path, family=family, heads=heads)
         known = hub.describe(place.path)

@@ -46,7 +46,8 @@ def about(path: str, encoder: Any) -> Any:
     facts = card.About(config["method"], _data(config), encoder.step)
     place = places.find(path)
     if not place.is_run:
-        notes = place.saved.notes if place.saved else {}
+        stored = place.saved()
+        notes = stored.notes if stored else {}
         return facts._replace(results=_rows(notes), command=_line(notes.get("command")))
     folder = place.path.parent.parent if place.path.parent.name == "checkpoints" else place.path
     if not (folder / "checkpoints").is_dir():

@@ -55,7 +55,7 @@ def load(path: str | Path, family: str = "") -> Backbone:
 def _load(path: Path, family: str, changed: int) -> Backbone:
     del changed
     place = places.find(path)
-    network = _run_readers[-1](path) if place.is_run and _run_readers else place.saved
+    network = _run_readers[-1](path) if place.is_run and _run_readers else place.saved()
     if network is not None:
         return _ours(network, path)
     shape, params, _ = vit_in.load_vit(path, family=family or None)

@@ -13,19 +13,23 @@ ZOO = _PACKAGE / "zoo" if (_PACKAGE / "zoo").is_dir() else _PACKAGE.parent / "zo
 
 class Place(NamedTuple):
     """path: the file or folder. file: its weight file; None for a run directory, and for one step's
-    folder. saved: the network in that file, if `api.save` wrote it; None for published weights."""
+    folder."""
 
     path: Path
     file: Path | None
-    saved: own.Saved | None
 
     @property
     def is_run(self) -> bool:
         return self.file is None
 
+    def saved(self) -> own.Saved | None:
+        """Reads the network in the file if `api.save` wrote it; None for runs and published
+        weights. Raises InputError for a damaged one."""
+        return own.read(self.file) if self.file else None
+
 
 def find(path: str | Path) -> Place:
-    """Finds the weights that `path` names, see `resolve`, and reads those of a saved network.
+    """Finds the weights that `path` names, see `resolve`.
 
     Raises InputError as `resolve`, and for a file that cannot hold weights; MissingFile if nothing
     is there.
@@ -33,8 +37,7 @@ def find(path: str | Path) -> Place:
     place = resolve(path)
     if not place.exists():
         raise MissingFile(f"no such file or folder: {path}")
-    file = read.weight_file(place)
-    return Place(place, file, own.read(file) if file else None)
+    return Place(place, read.weight_file(place))
 
 
 def resolve(path: str | Path) -> Path:

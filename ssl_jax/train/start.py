@@ -89,8 +89,8 @@ def _fields(path: str) -> dict[str, Any]:
     place = places.find(path)
     if place.is_run:
         text = checkpoint.newest(place.path, lambda saved, step: saved.meta(step)["config"])
-    elif place.saved:
-        text = place.saved.config
+    elif network := place.saved():
+        text = network.config
     else:
         return {"queries": 0} | vit_in.known_fields(place.path)
     config = _config(text)
@@ -200,8 +200,8 @@ def _source(path: str, mesh) -> Source:
     place = places.find(path)
     if place.is_run:
         return _run_folder(place.path, mesh)
-    if place.saved:
-        return _saved(path, place.saved)
+    if network := place.saved():
+        return _saved(path, network)
     return torch_in.load(place.path)
 
 
