@@ -128,7 +128,7 @@ def untrained(name: str, seed: int) -> tuple[Encoder, object]:
     config = config_lib.load(name)
     config.model.dtype = "float32"
     frozen = settings.resolve(config, num_records=1024, num_devices=jax.device_count())
-    return Encoder(frozen, state.initial_weights(bound(frozen), seed)), frozen
+    return Encoder(frozen, state.initial_weights(bound(frozen), seed, frozen.model)), frozen
 
 
 def patches(folder: str, split: str, seed: int, count: int = 0) -> np.ndarray:

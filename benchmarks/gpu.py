@@ -7,12 +7,13 @@
 Needs the package with a GPU build of JAX in the active environment, and no data: the pictures come
 with the package. PyTorch is timed where it is installed.
 
-Jobs start in the order of their importance. Some compile side by side, each in a process of its
-own: XLA and PyTorch both need some 100 s, on several cores. They take turns being timed, on cores
-that no other compiles on. Each result is written to OUT/gpu.jsonl at once, with card, commit and
-versions, and a job that has a record of this commit, card and scale is not run again: started
-again, the script continues where the minutes ended. The table OUT/gpu.md has all records of the
-commit. Exit status 1 if a job failed.
+Jobs start in the order of their importance, --jobs of them at a time, each in a process of its own.
+These compile side by side: XLA and PyTorch both need some 100 s, on several cores. When all of them
+have, they are timed one after the other, alone on the machine: a process that compiles tries
+kernels on the card. Then the next start. Each result is written to OUT/gpu.jsonl at once, with
+card, commit and versions, and a job that has a record of this commit, card and scale is not run
+again: started again, the script continues where the minutes ended. The table OUT/gpu.md has all
+records of the commit. Exit status 1 if a job failed.
 
 A record: ms (median of four rounds of eight steps, each waiting for the last of them),
 images_per_second, tflops (products that the model needs), temporary and arguments in GiB, seconds
@@ -26,6 +27,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -42,8 +44,8 @@ def main(argv=None) -> int:
     )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/gpu_bench"))
     parser.add_argument("--toy", action="store_true", help="a rehearsal with tiny networks")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4))
-    parser.add_argument("--limit", type=float, default=300, help="seconds a job may take")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
+    parser.add_argument("--limit", type=float, default=300, help="seconds to compile")
     what = "put the table of FILE's records, one commit's, into docs/benchmarks.md; times nothing"
     parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help=what)
     parser.add_argument("--job", help=argparse.SUPPRESS)  # a process of this script's
@@ -76,31 +78,51 @@ def main(argv=None) -> int:
 def _all(names, options):
     """Runs jobs, `options.jobs` at a time; yields (name, its record or {"error": why}) as each
     ends. What runs when the minutes are over is killed."""
-    end, waiting, running = time.time() + 60 * options.minutes, list(names), {}
-    while waiting or running:
-        while waiting and len(running) < options.jobs and time.time() < end:
-            name = waiting.pop(0)
-            command = [sys.executable, "-m", "benchmarks", "gpu", f"--job={name}"]
-            command += [f"--out={options.out}", *["--toy"] * options.toy]
-            with open(options.out / f"{name}.log", "w") as log:
-                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-            running[name] = process, min(end, time.time() + options.limit)
-        for name, (process, limit) in list(running.items()):
-            if process.poll() is None and time.time() < limit:
-                continue
-            ended = process.poll() is not None
-            process.kill()
-            text = process.communicate()[0].decode()
-            del running[name]
-            if ended and process.returncode == 0:
-                yield name, json.loads(text.splitlines()[-1])
-            else:
-                why = f"status {process.returncode}" if ended else "no time left"
-                yield name, {"error": f"{why}; see {options.out / name}.log"}
-        if waiting and not running and time.time() >= end:
-            yield from ((name, {"error": "not started: no time left"}) for name in waiting)
-            return
-        time.sleep(0.2)
+    end = time.time() + 60 * options.minutes
+    for first in range(0, len(names), options.jobs):
+        group = names[first : first + options.jobs]
+        if time.time() >= end:
+            yield from ((name, {"error": "not started: no time left"}) for name in group)
+            continue
+        running = {name: _started(name, options) for name in group}
+        limit = min(end, time.time() + options.limit)
+        while time.time() < limit and any(_compiles(*one, options.out) for one in running.items()):
+            time.sleep(0.2)
+        for name, process in running.items():
+            if _compiles(name, process, options.out):
+                process.kill()
+        for name, process in running.items():
+            yield name, _timed(name, process, options.out, end)
+
+
+def _started(name, options) -> subprocess.Popen:
+    """The process of a job, which compiles."""
+    gpu_jobs.compiled(options.out, name).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks", "gpu", f"--job={name}", f"--out={options.out}"]
+    command += ["--toy"] * options.toy
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with open(options.out / f"{name}.log", "w") as log:
+        return subprocess.Popen(command, stderr=log, text=True, **pipes)
+
+
+def _compiles(name, process, out) -> bool:
+    return process.poll() is None and not gpu_jobs.compiled(out, name).exists()
+
+
+def _timed(name, process, out, end) -> dict:
+    """The record of a job that has compiled and is timed now, or {"error": why}."""
+    gpu_jobs.compiled(out, name).unlink(missing_ok=True)
+    try:
+        text = process.communicate("\n", timeout=max(0, end - time.time()))[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        text = process.communicate()[0]
+    if process.returncode == 0:
+        return json.loads(text.splitlines()[-1])
+    why = (
+        "no time left" if process.returncode == -signal.SIGKILL else f"status {process.returncode}"
+    )
+    return {"error": f"{why}; see {out / name}.log"}
 
 
 def _line(row: dict) -> str:

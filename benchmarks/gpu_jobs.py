@@ -1,12 +1,11 @@
 """What `python -m benchmarks gpu` times, each job in a process of its own."""
 
-import contextlib
 import csv
-import fcntl
 import json
 import os
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 from typing import NamedTuple
@@ -17,11 +16,13 @@ ROUNDS, STEPS = 4, 8  # timed
 class Job(NamedTuple):
     """What is timed. config: a preset; "eager" or "compiled" for PyTorch; "card" for the rates that
     copies and products reach. batch: images of a step. changes: of `model`, where they differ from
-    the preset's, so that one card holds what the preset spreads over several."""
+    the preset's, so that one card holds what the preset spreads over several. span: steps that one
+    program runs."""
 
     config: str
     batch: int = 128
     changes: dict = {}
+    span: int = 1
 
 
 _HALF_OF_VIT_L = dict(size="custom", width=1024, depth=12, heads=16)
@@ -32,6 +33,8 @@ JOBS = {
     "torch-compiled": Job("compiled"),
     "torch-eager": Job("eager"),
     "sop": Job("sop:vits16"),
+    "dino-span": Job("dino:vits16", span=8),
+    "sop-span": Job("sop:vits16", span=8),
     "dino-vitb16": Job("dino:vitb16", 64),
     "sop-vitl16": Job("sop:vitl16", 32, _HALF_OF_VIT_L),
     "stellar-vitb16": Job("stellar:vitb16", 32),
@@ -42,37 +45,30 @@ JOBS = {
 _TOY = dict(size="custom", width=32, depth=2, heads=2)
 
 
-def _stay_on(timed: bool) -> None:
-    """Keeps all threads of the process on four cores for what is timed, or on the others, where
-    processes compile; on a machine of few, on any."""
-    cores = range(os.cpu_count() or 1)
-    if len(cores) >= 8 and hasattr(os, "sched_setaffinity"):
-        for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(int(thread), cores[:4] if timed else cores[4:])
-
-
 def work(options) -> int:
-    """Prints the record of a job as JSON. It compiles at once and is timed when it has its turn: a
-    file that one process locks at a time."""
+    """Prints the record of a job as JSON. It compiles at once, then writes OUT/NAME.compiled and is
+    timed when it reads a line."""
     # Several programs share the card: none may take all of its memory.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     job, begin = JOBS[options.job], time.time()
-    _stay_on(timed=False)
-    with open(options.out / "turn", "w") as lock:
 
-        def take_turn():
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _stay_on(timed=True)
+    def take_turn():
+        compiled(options.out, options.job).touch()
+        sys.stdin.readline()
 
-        if job.config == "card":
-            row = _card(options.toy, take_turn)
-        elif job.config in ("eager", "compiled"):
-            row = _torch(job, options.toy, take_turn)
-        else:
-            row = _preset(job, options, take_turn)
+    if job.config == "card":
+        row = _card(options.toy, take_turn)
+    elif job.config in ("eager", "compiled"):
+        row = _torch(job, options.toy, take_turn)
+    else:
+        row = _preset(job, options, take_turn)
     print(json.dumps(row | {"config": job.config, "seconds": time.time() - begin}))
     return 0
+
+
+def compiled(out: pathlib.Path, name: str) -> pathlib.Path:
+    """The file that says that a job waits for its turn."""
+    return out / f"{name}.compiled"
 
 
 def _preset(job, options, take_turn):
@@ -86,19 +82,20 @@ def _preset(job, options, take_turn):
     config.mesh.update(dict(data=1, fsdp=1))  # one GPU, however many there are
     config.model.update(job.changes | (_TOY if options.toy else {}))
     began = time.time()
-    step = steps.Step(config)
+    step = steps.Step(config, span=job.span)
     compiling = time.time() - began
     moved, lines = program.read(step.text).traffic(), program.where(step.text)
     take_turn()
     step.fill()
-    each = _timed(step.turn)
+    each = _timed(step.turn, job.span)
+    changes = job.changes | ({"steps of a program": job.span} if job.span > 1 else {})
     return dict(
         **_speed(step.images, each, compiling, step.temporary / 2**30),
-        host=1000 * step.host_seconds(),
-        changes=" ".join(f"{key}={value}" for key, value in job.changes.items()),
+        host=1000 * step.host_seconds(4 * job.span),
+        changes=" ".join(f"{key}={value}" for key, value in changes.items()),
         tflops=step.flops / each / 1e12,
         arguments=step.arguments / 2**30,
-        bytes=moved,
+        bytes=moved,  # a loop whose passes are not known counts once
         jax=jax.__version__,
         **_traced(step, lines, options.out / f"{options.job}.kernels.csv"),
     )
@@ -153,9 +150,10 @@ def _seconds(call) -> float:
     return time.perf_counter() - start
 
 
-def _timed(turn) -> float:
-    """Median seconds of a step; turn(n) makes n of them and waits for the last."""
-    turn(3)
+def _timed(turn, span: int = 1) -> float:
+    """Median seconds of a step; turn(n) makes n of them, `span` in a program, and waits for the
+    last."""
+    turn(3 * span)
     return statistics.median(_seconds(lambda: turn(STEPS)) / STEPS for _ in range(ROUNDS))
 
 
@@ -171,7 +169,7 @@ def _traced(step, lines: dict[str, str], table: pathlib.Path) -> dict:
 
     from ssl_jax.train import profile
 
-    steps = 4
+    steps = max(4, step.span)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             step.turn(steps)

@@ -27,6 +27,7 @@ from ssl_jax import config as config_lib
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import estimate, loop, step
+from ssl_jax.train import span as spans
 
 STEPS = 10  # of a turn
 
@@ -175,26 +176,31 @@ def _compiled(name: str, config, **options) -> "Step":
 class Step:
     """A compiled step; `fill` puts a state and a batch on the device.
 
-    own: False replaces the method's objective, see `networks_only`. images: of a step. flops: of
-    the products that the model needs in it. temporary, arguments, bytes: of one device, as XLA
-    says. text: the compiled program.
+    own: False replaces the method's objective, see `networks_only`. span: steps that one program
+    runs, each on a copy of the batch. images: of a step. flops: of the products that the model
+    needs in it. temporary, arguments, bytes: of one device, as XLA says. text: the compiled
+    program.
     """
 
-    def __init__(self, config, *, own: bool = True):
+    def __init__(self, config, *, own: bool = True, span: int = 1):
         self._run = run = api.prepare(config)
         self.config = run.config
         method = run.method if own else networks_only(run.method)
         shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
         train_step = step.make_step(method, run.optimizer, run.config)
         batches = loop.open_loader(run)
-        self._batch = next(batches)
+        self.span, self._batch = span, next(batches)
         batches.close()
-        place = sharding.batch_sharding(run.mesh)
+        if span > 1:
+            train_step = spans.spanned(train_step, span)
+            self._batch = spans.stacked([self._batch] * span, span)
+        place = sharding.batch_sharding(run.mesh, axis=int(span > 1))
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._batch
         )
         compiling = step.compile_step(train_step, run.mesh, shardings)
-        self._call = compiling.lower(run.abstract, batch).compile()
+        more = (jax.ShapeDtypeStruct((), jnp.int32), None) if span > 1 else ()
+        self._call = compiling.lower(run.abstract, batch, *more).compile()
         used = self._call.memory_analysis()
         self.arguments, self.temporary = used.argument_size_in_bytes, used.temp_size_in_bytes
         self.bytes = self.arguments + self.temporary
@@ -203,24 +209,27 @@ class Step:
         self.text = str(self._call.as_text())
 
     def fill(self):
-        self._batch = sharding.put_batch(self._batch, self._run.mesh)
+        self._batch = sharding.put_batch(self._batch, self._run.mesh, axis=int(self.span > 1))
+        self._more = (jnp.int32(self.span), None) if self.span > 1 else ()
         self._state = loop.fresh_state(self._run)
 
     def turn(self, steps: int = STEPS):
-        """Makes so many steps and waits for the last one, as a run does."""
-        for _ in range(steps):
-            self._state, metrics = self._call(self._state, self._batch)
-        jax.block_until_ready(metrics)
+        """Makes so many steps, a multiple of the span, and waits for the last, as a run does."""
+        jax.block_until_ready(self._start(steps))
 
     def host_seconds(self, steps: int = 4) -> float:
         """What the host needs to start a step, while the device is at work on others."""
-        self.turn(1)
+        self.turn(self.span)
         start = time.perf_counter()
-        for _ in range(steps):
-            self._state, metrics = self._call(self._state, self._batch)
+        metrics = self._start(steps)
         seconds = (time.perf_counter() - start) / steps
         jax.block_until_ready(metrics)
         return seconds
+
+    def _start(self, steps):
+        for _ in range(steps // self.span):
+            self._state, metrics = self._call(self._state, self._batch, *self._more)
+        return metrics
 
 
 def networks_only(method: methods.Method) -> methods.Method:

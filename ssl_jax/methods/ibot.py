@@ -92,7 +92,7 @@ def make(config: ConfigDict) -> base.Method:
     """iBOT with the networks and settings of a resolved config."""
     c, m = config.ibot, config.model
     with_patches = c.patch.weight > 0
-    views = configured.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch, masked=with_patches)
     backbone = multicrop.encoders(m, masked=with_patches)
     prototypes = {"cls": c.cls.prototypes, "patch": c.patch.prototypes or c.cls.prototypes}
     head, patch_head = (multicrop.prototype_head(m, c, number) for number in prototypes.values())

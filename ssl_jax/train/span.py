@@ -14,14 +14,15 @@ _SECONDS = 1.0  # longest time of a span; a signal waits for its end
 def spanned(train_step: Callable, most: int) -> Callable:
     """Builds (state, batches, count, images) -> (state, metrics), which runs `count` steps.
 
-    batches: arrays [most, B, ...]; "row" [most, B] indexes images [N, H, W, 3]. metrics: arrays
-    [most, ...]; only the first `count` entries are valid.
+    batches: arrays [most, B, ...]; "row" [most, B], if any, indexes images [N, H, W, 3]. metrics:
+    arrays [most, ...]; only the first `count` entries are valid.
     """
 
     def span(state, batches, count, images):
         def batch_of(i):
             batch = jax.tree.map(lambda x: x[i], batches)
-            batch["source"] = images[batch.pop("row")]
+            if "row" in batch:
+                batch["source"] = images[batch.pop("row")]
             return batch
 
         # One trace gives both the program and the shapes of its metrics.

@@ -9,22 +9,23 @@ from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.photometric import Photometric
 
 
-def recipe_multicrop(views: ConfigDict, patch: int) -> ViewRecipe:
+def recipe_multicrop(views: ConfigDict, patch: int, *, masked: bool = True) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 
     Every view gets colour jitter and grayscale. Blur has separate probabilities for global view 1,
     further global views and local views; only global view 2 is solarized (DINO, after BYOL; iBOT
-    and SOP do the same). Global views are masked.
+    and SOP do the same).
 
     Args:
       views: config.views, valid (see `views.section`); patch: of the network, pixels.
+      masked: whether masks are drawn for global views.
     """
     first = photometric(views, blur_prob=views.blur_prob[0])
     second = photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)
     further = photometric(views, blur_prob=views.blur_prob[1])
     local = photometric(views, blur_prob=views.blur_prob[2])
     mask = None
-    if views.mask != "none":
+    if masked and views.mask != "none":
         mask = MaskRecipe(
             kind=views.mask,
             ratio=tuple(views.mask_ratio),

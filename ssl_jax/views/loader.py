@@ -21,6 +21,7 @@ from ssl_jax.config import InputError, key
 from ssl_jax.data import base
 from ssl_jax.views import recipe as recipes
 from ssl_jax.views.batches import Batches, check_share
+from ssl_jax.views.resident import Resident
 from ssl_jax.views.workers import Ahead, end_in_worker
 
 _ENDLESS = 2**40  # batches
@@ -140,7 +141,8 @@ class Loader:
         self._closed = False
         length = _ENDLESS if total_records is None else total_records // batch_size
         local = batch_size // process_count
-        self._units = math.ceil(local / _UNIT) if workers else 1  # of a batch
+        divided = workers and not isinstance(source, Resident)  # whose records are a few numbers
+        self._units = math.ceil(local / _UNIT) if divided else 1  # of a batch
         cuts = [process_index * local + local * i // self._units for i in range(self._units + 1)]
         rows = [range(*pair) for pair in itertools.pairwise(cuts)]
         batches = Batches(

@@ -74,7 +74,8 @@ def identical(a, b):
 
 
 def test_without_patches_it_is_dino_to_the_bit():
-    ours = bound(ibot__patch__weight=0.0)  # masks are drawn and not used
+    ours = bound(ibot__patch__weight=0.0)
+    assert ours.views["global"].mask is None and bound().views["global"].mask is not None
     theirs = methods.make(resolved("dino", dino__norm_last_layer=False))
     (loss, output), grads, params = gradient(ours)
     (dino_loss, dino_output), dino_grads, dino_params = gradient(theirs)

@@ -44,3 +44,10 @@ def test_extras_are_embeddings_of_weights_with_a_head(name):
         del shapes["patch_embeddings"]
     assert extras(params, True) == shapes
     assert extras(params, False) == extras({"backbone": params["backbone"]}, True) == {}
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_masks_are_drawn_for_a_patch_loss_alone(weight):
+    config = case.config_of("sop")
+    config.sop.patch.weight = weight
+    assert (methods.make(config).views["global"].mask is None) == (weight == 0)

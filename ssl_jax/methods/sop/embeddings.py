@@ -74,8 +74,8 @@ def check(config: ConfigDict) -> None:
 def method(config: ConfigDict, objective: Callable) -> base.Method:
     """A Method with the networks and memories of a resolved config and this objective."""
     c, m = config[config.method], config.model
-    views = configured.recipe_multicrop(config.views, m.patch)
     with_patches = "patch" in tasks(c)
+    views = configured.recipe_multicrop(config.views, m.patch, masked=with_patches)
     most_masked = recipe.max_masked(views, "global")
     backbone = multicrop.encoders(m, masked=with_patches)
     head = heads.projection_head(
