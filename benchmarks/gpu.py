@@ -171,7 +171,7 @@ def table(done: dict[str, dict]) -> str:
             others.append(f"{name}: {_line(row)}.\n")
             continue
         row = dict(row)
-        if peer and name.startswith(("dino", "torch")):
+        if peer and name in ("dino", "dino-span", "torch-compiled", "torch-eager"):
             row["ratio"] = row["ms"] / peer
         if rate and row.get("bytes"):
             least = 1000 * row["bytes"] / rate

@@ -1,5 +1,6 @@
 """Traces a few training steps and lists their most expensive operations."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -101,7 +102,7 @@ def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
                     operation = of_kernel.get(event.name, event.name)
                 if operation:
                     events.append((event.start_ns, event.duration_ns, operation))
-            for name, seconds in _exclusive_times(events):
+            for name, seconds in exclusive_times(events):
                 durations[name].append(seconds)
     by_line: dict[str, Cost] = {}
     for name, times in sorted(durations.items(), key=lambda item: -sum(item[1])):
@@ -116,19 +117,26 @@ def _kernel(operation: str) -> str:
     return re.sub(r"\W", "_", operation)
 
 
-def _exclusive_times(events):
-    """(name, seconds) of the events of one line, without nested events: the time of a loop excludes
-    its body."""
-    inside: list[list] = []  # [end, name, exclusive nanoseconds], the innermost last
-    for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
-        while inside and inside[-1][0] <= start:
-            _, done, nanoseconds = inside.pop()
-            yield done, nanoseconds / 1e9
-        if inside:
-            inside[-1][2] -= duration
-        inside.append([start + duration, name, duration])
-    for _, done, nanoseconds in inside:
-        yield done, nanoseconds / 1e9
+def exclusive_times(events: list[tuple[float, float, str]]) -> list[tuple[str, float]]:
+    """(name, seconds) of each event of one line: every moment counts for the event that began last,
+    so that the time of a loop excludes its body and that of a kernel the one beside it.
+
+    events: (start, duration, name), in nanoseconds.
+    """
+    events = sorted(events, key=lambda event: (event[0], -event[1]))
+    own, now = [0.0] * len(events), 0.0
+    running: list[int] = []
+    for number, (start, _, _) in enumerate([*events, (math.inf, 0.0, "")]):
+        while running and now < start:
+            began, duration, _ = events[running[-1]]
+            until = min(start, began + duration)
+            own[running[-1]] += max(0.0, until - now)
+            now = max(now, until)
+            if began + duration <= now:
+                running.pop()
+        now = start
+        running.append(number)
+    return [(name, spent / 1e9) for (_, _, name), spent in zip(events, own, strict=True)]
 
 
 def table(costs: list[Cost], steps: int, folder: Path) -> str:

@@ -55,3 +55,13 @@ def test_a_run_that_ends_first_ends_the_trace(tmp_path):
     assert list(tmp_path.rglob("*.xplane.pb"))
     jax.profiler.start_trace(str(tmp_path))  # which it refuses while one is running
     jax.profiler.stop_trace()
+
+
+def test_time_belongs_to_what_began_last():
+    """A loop and its body; kernels that run side by side; a pause."""
+    inner = [(0, 10, "loop"), (1, 3, "body"), (4, 2, "body"), (12, 4, "alone")]
+    times = profile.exclusive_times(inner)
+    assert times == [("loop", 5e-9), ("body", 3e-9), ("body", 2e-9), ("alone", 4e-9)]
+    beside = [(0, 10, "a"), (2, 10, "b"), (3, 1, "c"), (3, 6, "d"), (20, 5, "e")]
+    times = dict(profile.exclusive_times(beside))
+    assert times == {"a": 2e-9, "b": 1e-9 + 3e-9, "c": 1e-9, "d": 5e-9, "e": 5e-9}
