@@ -216,7 +216,6 @@ REFUSED = {
         gram.weight=-1.0; gram.negatives=cut; gram.rise=(2,1)
         gram.weight=1.0 -> gram.teacher
         gram.weight=1.0 gram.teacher=ema gram.size=24 -> gram.size
-        gram.weight=1.0 gram.every=1 model.lora=2 init_from=x -> model.lora
         gram.weight=1.0 gram.every=1 gram.size=18 -> gram.size
         gram.weight=1.0 gram.every=1 gram.size=12 -> gram.size
         gram.weight=1.0 gram.every=1 gram.over=batch gram.negatives=remove optim.batch_size=1024 \

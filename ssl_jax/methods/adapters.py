@@ -31,7 +31,12 @@ def adapted(method: Method, model: ConfigDict) -> Method:
         teacher = method.teacher_of(params)
         return None if teacher is None else trees.nest(trees.split(teacher, lora.FROZEN)[1])
 
+    def freeze(constants, params, teacher, done):
+        assert method.freeze is not None
+        return method.freeze(constants, params, lora.network(params, teacher, model), done)
+
     return method._replace(
+        freeze=method.freeze and freeze,
         init=init,
         encode=encode,
         teacher_of=teacher_of,

@@ -169,7 +169,7 @@ class Method(NamedTuple):
         Warnings "KIND: likely cause" from one row of metrics.
     meanings: {column of metrics: Meaning}
         Help for columns that are easily misread.
-    freeze(constants, teacher, done) -> constants
+    freeze(constants, params, teacher, done) -> constants
         The constants after `done` steps, with a copy of the teacher from some step. None: no copy.
     starts_evaluated: bool
         With `init_from`, whether student and teacher both start from the network that the source's

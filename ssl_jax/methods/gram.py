@@ -107,11 +107,6 @@ def check(config: ConfigDict) -> None:
             'gram.teacher is "start", an untrained network; set gram.file or init_from to trained'
             ' weights, gram.every to update it, or gram.teacher="ema"'
         )
-    if c.teacher == "start" and config.model.lora:
-        raise InputError(
-            f'gram.teacher is "start" and model.lora is {config.model.lora}: with adapters the'
-            " state holds no second network to freeze; set gram.teacher=ema or model.lora=0"
-        )
     if c.size:
         check_multiple("gram.size", c.size, config.model.patch, "model.patch")
         if c.size < size:
@@ -178,7 +173,8 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
         metrics = out.metrics | {"gram": term, "gram_weight": factor}
         return loss + factor * term, out._replace(metrics=metrics)
 
-    def freeze(constants, teacher, done):
+    def freeze(constants, params, teacher, done):
+        del params
         if FROZEN not in (constants or {}):  # at the start
             return {**(constants or {}), FROZEN: jax.tree.map(jnp.copy, teacher["backbone"])}
         if not c.every:

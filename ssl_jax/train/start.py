@@ -172,7 +172,8 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
     """
     if not config.gram.weight or frozen.NAME not in (state.constants or {}):
         return state
-    encoder, old = {"backbone": state.teacher["backbone"]}, state.constants[frozen.NAME]
+    network = lora.network(state.params, state.teacher, config.model)
+    encoder, old = {"backbone": network["backbone"]}, state.constants[frozen.NAME]
     if path := config.gram.file:
         weights = _source(path, jax.tree.leaves(old)[0].sharding.mesh).tree("teacher")
         encoder, report = fill.fill(encoder, weights, only="backbone", model=config.model)

@@ -52,7 +52,7 @@ def create(method: Method, optimizer: Optimizer, seed: int, constants: Any = Non
         teacher=teacher,
         opt_state=optimizer.init(params),
         carry=carry,
-        constants=method.freeze(constants, teacher, 0) if method.freeze else constants,
+        constants=method.freeze(constants, params, teacher, 0) if method.freeze else constants,
         key=key_run,
         counters=counters,
     )

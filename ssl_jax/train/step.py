@@ -79,7 +79,7 @@ def make_step(
             counters=counters,
         )
         if method.freeze:
-            frozen = method.freeze(state.constants, teacher, done)
+            frozen = method.freeze(state.constants, new_state.params, teacher, done)
             new_state = new_state._replace(constants=frozen)
         metrics = {
             "loss": loss,

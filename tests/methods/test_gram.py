@@ -10,6 +10,7 @@ import pytest
 from ssl_jax import api, losses, methods
 from ssl_jax.methods import gram
 from ssl_jax.methods.frozen import NAME as FROZEN
+from ssl_jax.models import lora
 from ssl_jax.ops import numerics
 from ssl_jax.train import loop, step
 from ssl_jax.views import recipe
@@ -44,7 +45,7 @@ def test_the_term_is_of_the_same_places_by_the_frozen_weights(name):
         views = recipe.prepare(method.views, batch, c.seed)
         (params, carry), (other, _) = (method.init(numerics.key(seed)) for seed in (0, 1))
         teacher, frozen = map(method.teacher_of, (params, other))
-        constants = method.freeze(None, frozen, 0)
+        constants = method.freeze(None, other, frozen, 0)
         outputs = method.encode(params, teacher, constants, views, keys, progress(0, c))
         rest = (carry, keys[0], progress(0, c))
         total, (_, metrics) = method.objective(params, teacher, outputs, *rest)
@@ -103,11 +104,11 @@ def test_updates_and_weight_are_as_published():
     _, method = made("sop", weight=2.0, **numbers)
     old, new = {FROZEN: jnp.zeros(())}, {"backbone": jnp.ones(())}
     freeze = jax.jit(method.freeze)
-    updated = [n for n in range(990_000, 1_080_000, 2_500) if freeze(old, new, n)[FROZEN] == 1]
+    updated = [n for n in range(990_000, 1_080_000, 2_500) if freeze(old, (), new, n)[FROZEN] == 1]
     assert updated == [1_010_000, 1_020_000, 1_030_000]
     for begun, done in ((0, 1), (1, 10**6)):  # without a first step and a limit
         _, always = made("sop", weight=1.0, every=begun + 1)
-        assert always.freeze(old, new, done)[FROZEN] == 1
+        assert always.freeze(old, (), new, done)[FROZEN] == 1
     c, _ = made("sop", weight=2.0, every=1, rise=(1_000_000, 1_001_000))
     steps = jnp.array([0, 1_000_000, 1_000_500, 1_000_999, 2_000_000])
     close(gram.weight(c.gram, steps), np.array([0, 0, 1 + np.sin(np.pi / 1998), 2, 2]))
@@ -150,6 +151,13 @@ def test_what_the_gram_teacher_starts_from(tmp_path, capsys):
     assert tiny.identical(state.teacher["backbone"], other)
     leaves = jax.tree.leaves((state.params, state.teacher, state.constants))
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
+    # With adapters the teacher has these alone: the frozen network is the whole one.
+    run = api.prepare(tiny.config("sop", **changes, model__lora=2, init_from=path))
+    state = loop.fresh_state(run)
+    assert tiny.identical(state.constants[FROZEN], other)
+    moved = jax.tree.map(lambda x: x + 1, state.teacher)
+    new = run.method.freeze(state.constants, state.params, moved, 5)[FROZEN]
+    assert tiny.identical(new, lora.network(state.params, moved, run.config.model)["backbone"])
 
 
 def gram_of(params):
