@@ -16,6 +16,7 @@ case "${1:-}" in
   cpu)
     source launch/environment.sh
     source launch/cpu.sh
+    export NPROC=2 # XLA's threads: with as many, one core or sixteen give the same bits
     PYTHON=python
     ;;
   gpu) ;;
