@@ -105,7 +105,7 @@ def compared(model, family: str | None) -> list[str]:
 
 
 def _signs(shape) -> np.ndarray:
-    return np.random.default_rng(1).choice(np.float32([-1, 1]), shape)
+    return np.random.default_rng(1).choice(np.array([-1, 1], np.float32), shape)
 
 
 def _ours(config, params, images) -> list[np.ndarray]:

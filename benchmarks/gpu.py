@@ -100,9 +100,9 @@ def _started(name, options) -> subprocess.Popen:
     gpu_jobs.compiled(options.out, name).unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks", "gpu", f"--job={name}", f"--out={options.out}"]
     command += ["--toy"] * options.toy
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
     with open(options.out / f"{name}.log", "w") as log:
-        return subprocess.Popen(command, stderr=log, text=True, **pipes)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
 
 
 def _compiles(name, process, out) -> bool:

@@ -202,6 +202,7 @@ class Step:
         more = (jax.ShapeDtypeStruct((), jnp.int32), None) if span > 1 else ()
         self._call = compiling.lower(run.abstract, batch, *more).compile()
         used = self._call.memory_analysis()
+        assert used is not None  # CPU, GPU and TPU all tell
         self.arguments, self.temporary = used.argument_size_in_bytes, used.temp_size_in_bytes
         self.bytes = self.arguments + self.temporary
         self.images, self.devices = run.config.optim.batch_size, run.mesh.size

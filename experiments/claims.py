@@ -212,7 +212,7 @@ def write(numbers: dict, every: dict, records) -> None:
     """Puts the rule and a table for each paper of which there are numbers into docs/claims.md, and
     our numbers beside the papers'. A table with more rows than there are now stays."""
     tables.fill(PAGE, "rule", RULE)
-    written = {}
+    written: dict[str, dict] = {}
     for paper in dict.fromkeys(claim.paper for claim in CLAIMS.values()):
         mine = {i: found for i, found in numbers.items() if CLAIMS[i].paper == paper}
         if not mine:

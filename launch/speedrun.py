@@ -30,8 +30,8 @@ BUDGETS = {"cpu": "60 min of 2 cores", "gpu": "10 min of a GPU"}
 SETS = ("cifar10", "imagenette96")
 PHOTOS = "photos"
 SCENES = ("dense_camvid", "segment_camvid")  # rows of experiments/evaluate.py
-HEADING = ("method", "network", "k-NN", "linear", "CamVid, dense / segm.", "images seen")
-HEADING += ("minutes", "seed", "device", "date, commit", "command")
+HEADING: tuple[str, ...] = ("method", "network", "k-NN", "linear", "CamVid, dense / segm.")
+HEADING += ("images seen", "minutes", "seed", "device", "date, commit", "command")
 RECORDS = store.FOLDER / "speedrun.jsonl"
 
 
