@@ -19,7 +19,6 @@ import torch
 import transformers as hf
 
 from experiments import tables
-from experiments.tables import ROOT
 from ssl_jax import convert
 from ssl_jax.models import vit
 
@@ -81,7 +80,7 @@ def main(argv=None) -> int:
         f" {hf.__version__}. {tables.provenance()}\n"
     )
     if args.write:
-        tables.fill(ROOT / "docs" / "export.md", "equality", text)
+        tables.fill("docs/export.md", "equality", text)
     return 0
 
 

@@ -135,11 +135,10 @@ def _line(row: dict) -> str:
 
 def _write(file: pathlib.Path) -> int:
     """Puts the table of a file's records into docs/benchmarks.md."""
-    kept = store.Records(file)
-    of_job = {name.split()[-1]: kept[name] for name in kept}
+    of_job = {name.split()[-1]: row for name, row in store.Records(file).items()}
     done = {job: of_job[job] for job in gpu_jobs.JOBS if job in of_job}
     made = tables.provenance(*(row["made"] for row in done.values()))
-    tables.fill(tables.ROOT / "docs" / "benchmarks.md", "gpu", f"{table(done)}\n{made}\n")
+    tables.fill("docs/benchmarks.md", "gpu", f"{table(done)}\n{made}\n")
     return 0
 
 

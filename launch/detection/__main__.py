@@ -103,8 +103,7 @@ def main(argv=None) -> int:
     if args.record:
         records = Records(RECORDS)
         records[args.record] = result
-        rows = [(name, records[name]) for name in records]
-        tables.fill(ROOT / "docs" / "detection.md", "detectors", table(rows))
+        tables.fill(ROOT / "docs" / "detection.md", "detectors", table(list(records.items())))
     return 0
 
 
