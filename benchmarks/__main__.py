@@ -2,8 +2,8 @@
 
 from experiments import runs
 
-NAMES = ("ops", "steps", "parts", "loader", "cache", "evals", "costs", "gpu", "plans", "programs")
-NAMES += ("equality",)
+NAMES: tuple[str, ...] = ("ops", "steps", "parts", "loader", "cache", "evals", "costs", "gpu")
+NAMES += ("plans", "programs", "equality")
 
 if __name__ == "__main__":
     runs.dispatch("benchmarks", NAMES)

@@ -34,19 +34,19 @@ COLUMNS = {
 def main(argv=None) -> int:
     chosen = report.options(__doc__, argv)
     first = next(iter(RUNS))
-    small = dict(cases={first: RUNS[first]}, steps=12) if chosen.small else {}
-    rows = times(chosen.rounds, **small)
+    cases, steps = ({first: RUNS[first]}, 12) if chosen.small else (RUNS, 120)
+    rows = times(chosen.rounds, cases=cases, steps=steps)
     report.publish("cache", chosen, rows, report.cells(rows, COLUMNS))
     return 0
 
 
-def times(rounds: int, *, cases=RUNS, steps: int = 120) -> list[dict]:
+def times(rounds: int, *, cases=RUNS, steps: int) -> list[dict]:
     """A row per case and cache: medians over rounds, in which runs of `steps` steps take turns.
 
     Keys of a row: case, form (data.cache), rate (images a second after the first log), x (time
     relative to the first form of the case), wait (share of the time that the step waits for data).
     """
-    found = {(case, cache): [] for case in cases for cache in CACHES}
+    found = {(case, cache): list[tuple]() for case in cases for cache in CACHES}
     for _ in range(rounds):
         for case, cache in found:
             found[case, cache].append(_run(cases[case], cache, steps))
@@ -69,7 +69,6 @@ def _run(config, cache: str, steps: int) -> tuple[float, float]:
         command += [f"--workdir={folder}/run", *(f"--config.{change}" for change in changes)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         rows = list(csv.DictReader(Path(folder, "run", "metrics.csv").open()))[1:]
-    return tuple(
-        statistics.median(float(row[key]) for row in rows)
-        for key in ("images_per_second", "data_wait")
-    )
+    keys = ("images_per_second", "data_wait")
+    rate, wait = (statistics.median(float(row[key]) for row in rows) for key in keys)
+    return rate, wait

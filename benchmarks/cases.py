@@ -7,6 +7,7 @@ measured.
 
 import functools
 import importlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,16 +81,15 @@ def sinkhorn_potentials(paper, key):
 
 def sinkhorn_cross_entropy(paper, key):
     size, scores, logits = _scores(paper, key, 32768)
-    options = dict(target_temperature=0.05, temperature=0.1)
+
+    def ours(scores, logits):
+        return ops.sinkhorn_cross_entropy(scores, logits, target_temperature=0.05, temperature=0.1)
 
     def plain(scores, logits):
         q = jax.lax.stop_gradient(naive.sinkhorn_knopp(scores, 0.05, 3)[0])
         return naive.cross_entropy(q, logits, 0.1)
 
-    forms = {
-        "ops": lambda s, x: ops.sinkhorn_cross_entropy(s, x, **options),
-        "naive, stored targets": plain,
-    }
+    forms = {"ops": ours, "naive, stored targets": plain}
     others = {"torch, stored targets": _torch("sinkhorn_cross_entropy")}
     return Case(size, (scores, logits), forms, others, gradient=1)
 
@@ -174,7 +174,9 @@ def _views(paper, key):
 
 def joint_view_clustering(paper, key):
     arrays = tokens, _, seeds = _views(paper, key)
-    options = dict(position_weight=1.0, temperature=0.05, num_iters=5, sinkhorn_iters=5)
+    options: dict[str, Any] = dict(
+        position_weight=1.0, temperature=0.05, num_iters=5, sinkhorn_iters=5
+    )
     k = seeds.shape[1]
     forms = {
         "ops": lambda t, p, s: ops.joint_view_clustering(t, p, num_clusters=k, seeds=s, **options),
@@ -232,8 +234,7 @@ def cycle_consistent(paper, key):
     first, bank = _normal(keys[0], objects, width), _normal(keys[1], size, width)
     second, others = (x + _normal(k, *x.shape) for x, k in zip((first, bank), keys[2:]))
     forms = {"ops": lambda *x: tuple(ops.cycle_consistent(*x)), "naive": naive.cycle_consistent}
-    size = f"{objects} objects, bank {size} x {width}"
-    return Case(size, (first, second, bank, others), forms)
+    return Case(f"{objects} objects, bank {size} x {width}", (first, second, bank, others), forms)
 
 
 def sample_anchors(paper, key):
@@ -318,8 +319,8 @@ def memory_push(paper, key):
     rows, new = _normal(first, size, width), _normal(second, count, width)
 
     def push(rows, new):
-        memory = dict(rows={"x": rows}, valid=jnp.ones(size, bool), cursor=jnp.zeros((), jnp.int32))
-        memory = ops.memory_push(memory, {"x": new})
+        valid, cursor = jnp.ones(size, bool), jnp.zeros((), jnp.int32)
+        memory = ops.memory_push(dict(rows={"x": rows}, valid=valid, cursor=cursor), {"x": new})
         return memory["rows"]["x"], memory["cursor"]
 
     def in_order(output):

@@ -19,7 +19,6 @@ import torch
 import transformers as hf
 
 from experiments import tables
-from experiments.tables import ROOT
 from ssl_jax import convert
 from ssl_jax.models import vit
 
@@ -81,7 +80,7 @@ def main(argv=None) -> int:
         f" {hf.__version__}. {tables.provenance()}\n"
     )
     if args.write:
-        tables.fill(ROOT / "docs" / "export.md", "equality", text)
+        tables.fill("docs/export.md", "equality", text)
     return 0
 
 
@@ -105,7 +104,7 @@ def compared(model, family: str | None) -> list[str]:
 
 
 def _signs(shape) -> np.ndarray:
-    return np.random.default_rng(1).choice(np.float32([-1, 1]), shape)
+    return np.random.default_rng(1).choice(np.array([-1, 1], np.float32), shape)
 
 
 def _ours(config, params, images) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ import importlib.util
 
 import jax
 import numpy as np
+from ml_collections import FrozenConfigDict
 
 from benchmarks import libraries, measure, report
 from ssl_jax import config as config_lib
@@ -61,15 +62,15 @@ def times(rounds: int, seed: int, *, small: bool = False, camvid: str = "") -> l
     """
     rng = np.random.default_rng(seed)
     scale = 100 if small else 1
-    arrays = [rng.standard_normal((n // scale, WIDTH), np.float32) for n in KNN]
-    rows = search("k-NN", *arrays, max(neighbours.KS), rounds, classified)
+    queries, bank = (rng.standard_normal((n // scale, WIDTH), np.float32) for n in KNN)
+    rows = search("k-NN", queries, bank, max(neighbours.KS), rounds, classified)
     if camvid:
-        arrays = [patches(camvid, split, seed, 2 if small else 0) for split in _CAMVID_SPLITS]
+        count = 2 if small else 0
+        queries, bank = (patches(camvid, split, seed, count) for split in _CAMVID_SPLITS)
     else:
-        arrays = [rng.standard_normal((n // scale, WIDTH), np.float32) for n in DENSE]
-    rows += search(
-        "dense retrieval", *arrays, segmentation.NEIGHBOURS, rounds, neighbours.nearest_streamed
-    )
+        queries, bank = (rng.standard_normal((n // scale, WIDTH), np.float32) for n in DENSE)
+    ours, k = neighbours.nearest_streamed, segmentation.NEIGHBOURS
+    rows += search("dense retrieval", queries, bank, k, rounds, ours)
     for name in NETWORKS[small:]:
         rows += extraction(name, rounds, seed, 8 if small else _BATCH)
     return rows
@@ -123,7 +124,7 @@ def extraction(name: str, rounds: int, seed: int, batch: int) -> list[dict]:
     return _rows(case, measure.medians(calls, rounds), {})
 
 
-def untrained(name: str, seed: int) -> tuple[Encoder, object]:
+def untrained(name: str, seed: int) -> tuple[Encoder, FrozenConfigDict]:
     """The untrained network of a config, in float32, and the config."""
     config = config_lib.load(name)
     config.model.dtype = "float32"

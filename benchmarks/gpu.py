@@ -100,9 +100,9 @@ def _started(name, options) -> subprocess.Popen:
     gpu_jobs.compiled(options.out, name).unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks", "gpu", f"--job={name}", f"--out={options.out}"]
     command += ["--toy"] * options.toy
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
     with open(options.out / f"{name}.log", "w") as log:
-        return subprocess.Popen(command, stderr=log, text=True, **pipes)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
 
 
 def _compiles(name, process, out) -> bool:
@@ -135,11 +135,10 @@ def _line(row: dict) -> str:
 
 def _write(file: pathlib.Path) -> int:
     """Puts the table of a file's records into docs/benchmarks.md."""
-    kept = store.Records(file)
-    of_job = {name.split()[-1]: kept[name] for name in kept}
+    of_job = {name.split()[-1]: row for name, row in store.Records(file).items()}
     done = {job: of_job[job] for job in gpu_jobs.JOBS if job in of_job}
     made = tables.provenance(*(row["made"] for row in done.values()))
-    tables.fill(tables.ROOT / "docs" / "benchmarks.md", "gpu", f"{table(done)}\n{made}\n")
+    tables.fill("docs/benchmarks.md", "gpu", f"{table(done)}\n{made}\n")
     return 0
 
 

@@ -4,11 +4,12 @@ import csv
 import json
 import os
 import pathlib
-import statistics
 import sys
 import tempfile
 import time
 from typing import NamedTuple
+
+from benchmarks import measure
 
 ROUNDS, STEPS = 4, 8  # timed
 
@@ -135,26 +136,23 @@ def _card(toy, take_turn):
     take_turn()
 
     def rate(amount, call, *arguments):
-        jax.block_until_ready(call(*arguments))
-        seconds = (_seconds(lambda: jax.block_until_ready(call(*arguments))) for _ in range(10))
-        return amount / statistics.median(seconds)
+        return amount / _seconds(lambda: jax.block_until_ready(call(*arguments)), 10, skip=1)
 
     copies = rate(2 * pixels.nbytes, copy, pixels)
     products = rate(2 * width**3, product, matrix, matrix)
     return dict(copy_rate=copies, product_rate=products, jax=jax.__version__)
 
 
-def _seconds(call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def _seconds(call, rounds: int, skip: int = 0) -> float:
+    """Median of a call, of the wall."""
+    return measure.medians({"": call}, rounds, skip=skip, now=time.perf_counter)[""]
 
 
 def _timed(turn, span: int = 1) -> float:
     """Median seconds of a step; turn(n) makes n of them, `span` in a program, and waits for the
     last."""
     turn(3 * span)
-    return statistics.median(_seconds(lambda: turn(STEPS)) / STEPS for _ in range(ROUNDS))
+    return _seconds(lambda: turn(STEPS), ROUNDS) / STEPS
 
 
 def _speed(batch, each, compiling, temporary) -> dict:

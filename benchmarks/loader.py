@@ -22,7 +22,6 @@ SIZES = ((375, 500), (1536, 2048))
 CONFIGS = ("mae:vitb16", "dino:vits16", "stellar:vitb16")
 _NEEDED = 1000  # images a second
 _FILES, _BATCHES = 16, 4
-SMALL = dict(configs=("quickstart",), sizes=((48, 64),))
 
 
 COLUMNS = {
@@ -36,7 +35,8 @@ COLUMNS = {
 
 def main(argv=None) -> int:
     chosen = report.options(__doc__, argv)
-    rows = times(chosen.rounds, **SMALL if chosen.small else {})
+    configs, sizes = (CONFIGS, SIZES) if not chosen.small else (("quickstart",), ((48, 64),))
+    rows = times(chosen.rounds, configs=configs, sizes=sizes)
     report.publish("loader", chosen, rows, report.cells(rows, COLUMNS))
     return 0
 

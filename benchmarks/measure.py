@@ -20,7 +20,8 @@ def clock() -> float:
 def in_rounds(calls: dict, rounds: int, *, skip: int = 0, now=clock) -> dict[Any, list[float]]:
     """Seconds of each call in each round. A round runs all calls, each round starting with another:
     drift hits all alike. skip: rounds that are run before and do not count."""
-    seconds, names = {name: [] for name in calls}, list(calls)
+    names = list(calls)
+    seconds: dict[Any, list[float]] = {name: [] for name in names}
     for number in range(skip + rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:

@@ -99,9 +99,7 @@ def cribo(images: int, small: bool, skipped: frozenset) -> Calls:
     @functools.cache
     def whole():
         kept.clear()  # of the size of the state
-        made = bench_steps.Step(config)
-        made.fill()
-        return made
+        return bench_steps.Step(config).fill()
 
     return {
         "forward pass": lambda: forward(params, views),
@@ -171,17 +169,12 @@ def stellar(images: int, small: bool, skipped: frozenset) -> Calls:
 def sop(images: int, small: bool, skipped: frozenset) -> Calls:
     """Table B.1: the step of ViT-S/16 with two large and ten small crops, of four methods."""
 
-    def turn(made):
-        return made().turn(1)
-
+    @functools.cache
     def made(name):
-        one = bench_steps.Step(_config(f"{name}:vits16", images, small))
-        one.fill()
-        return one
+        return bench_steps.Step(_config(f"{name}:vits16", images, small)).fill()
 
-    names = ("dino", "ibot", "massl", "sop")
-    return {
-        f"{name} step": functools.partial(turn, functools.cache(functools.partial(made, name)))
-        for name in names
-        if f"{name} step" not in skipped
-    }
+    def turn(name):
+        return made(name).turn(1)
+
+    names = [name for name in ("dino", "ibot", "massl", "sop") if f"{name} step" not in skipped]
+    return {f"{name} step": functools.partial(turn, name) for name in names}

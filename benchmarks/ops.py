@@ -99,7 +99,8 @@ def times(case: Case, rounds: int) -> list[dict]:
         for name, form in case.forms.items():
             function = form if argument is None else _gradient(form, argument)
             compiled = jax.jit(function).lower(*case.arguments).compile()
-            memory[name] = compiled.memory_analysis().temp_size_in_bytes
+            used = compiled.memory_analysis()
+            memory[name] = None if used is None else used.temp_size_in_bytes
             calls[name] = lambda compiled=compiled: jax.block_until_ready(compiled(*case.arguments))
         output = jax.tree.leaves(jax.eval_shape(next(iter(case.forms.values())), *case.arguments))[
             0

@@ -12,8 +12,7 @@ import sys
 import jax
 
 from benchmarks import measure, operations, report
-from experiments import tables
-from ssl_jax import papers
+from experiments import store, tables
 
 REST = "backpropagation and EMA"
 
@@ -33,11 +32,7 @@ def main(argv=None) -> int:
     report.publish("parts", chosen, rows, table(rows))
     if chosen.write:
         where = f"{tables.processor()}, {tables.cores()} cores, see docs/benchmarks.md"
-        numbers = json.loads(papers.OURS.read_text(encoding="utf-8"))
-        for name, mine in ours(rows, where.replace(" 1 cores", " 1 core")).items():
-            numbers[name] = numbers.get(name, {}) | mine
-        text = json.dumps(dict(sorted(numbers.items())), indent=2, ensure_ascii=False)
-        papers.OURS.write_text(text + "\n", encoding="utf-8")
+        store.beside_papers(ours(rows, where.replace(" 1 cores", " 1 core")))
     return 0
 
 

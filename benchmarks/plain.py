@@ -18,7 +18,7 @@ def sinkhorn_knopp(scores, temperature, num_iters):
     """SwAV's listing: columns, then rows, of exp(S / T); with the logarithms of the column sums,
     which add up to -h.
     """
-    q, potentials = jnp.exp(scores / temperature), 0.0
+    q, potentials = jnp.exp(scores / temperature), jnp.zeros(())
     for _ in range(num_iters):
         columns = jnp.sum(q, axis=0, keepdims=True)
         potentials = potentials - jnp.log(columns[0])

@@ -120,7 +120,7 @@ def main(argv=None) -> int:
     print(f"\n{text}", end="")
     if args.write and rows:
         part = "bounds" if args.bounds else "plans"
-        tables.fill(ROOT / "docs" / "clusters.md", part, f"{text}\n{tables.provenance()}\n")
+        tables.fill("docs/clusters.md", part, f"{text}\n{tables.provenance()}\n")
     for what in failed:
         print(f"FAILED: {what}, see {args.out}", file=sys.stderr)
     return 1 if failed else 0

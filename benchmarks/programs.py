@@ -8,7 +8,6 @@ table; --write puts it into docs/export.md. Needs onnx and onnxruntime.
 
 import argparse
 import io
-import statistics
 import tempfile
 import time
 import zipfile
@@ -20,8 +19,8 @@ import onnxruntime
 from jax import export
 
 import ssl_jax
+from benchmarks import measure
 from experiments import tables
-from experiments.tables import ROOT
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit, zoo
 
@@ -50,7 +49,7 @@ def main(argv=None) -> int:
     )
     print(text)
     if args.write:
-        tables.fill(ROOT / "docs" / "export.md", "programs", text)
+        tables.fill("docs/export.md", "programs", text)
     return 0
 
 
@@ -72,13 +71,9 @@ def measured(network, to: str) -> list[str]:
     expected, given = ours(images), program(images)
     distance = max(np.abs(expected[name] - x).max() for name, x in given.items())
     largest = max(np.abs(x).max() for x in given.values())
-    times: dict = {program: [], ours: []}
-    for _ in range(ROUNDS):
-        for function, spent in times.items():
-            began = time.monotonic()
-            function(images)
-            spent.append(1000 * (time.monotonic() - began) / BATCH)
-    speeds = [f"{statistics.median(spent):.1f}" for spent in times.values()]
+    calls = {"program": lambda: program(images), "ours": lambda: ours(images)}
+    times = measure.medians(calls, ROUNDS, now=time.monotonic)
+    speeds = [f"{1000 * s / BATCH:.1f}" for s in times.values()]
     sizes = f"{len(content) / 1e6:.1f}", f"{distance:.1g} of {largest:.2g}"
     return [f"{seconds:.0f} s", *sizes, *speeds]
 

@@ -64,4 +64,4 @@ def publish(name: str, chosen, rows: list[dict], table: list, peers: str = "") -
     if chosen.write:
         rounds = f"Medians of {chosen.rounds} rounds" if chosen.rounds > 1 else "One round"
         note = f"\n{rounds}, seed {chosen.seed}. {tables.provenance()}\n"
-        tables.fill(tables.ROOT / "docs" / "benchmarks.md", name, text + note)
+        tables.fill("docs/benchmarks.md", name, text + note)

@@ -167,8 +167,7 @@ def peak_flops() -> float:
 def _compiled(name: str, config, **options) -> "Step":
     """The step of a config; says how long it took, as large ones take minutes."""
     start = time.perf_counter()
-    made = Step(config, **options)
-    made.fill()
+    made = Step(config, **options).fill()
     print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return made
 
@@ -202,16 +201,18 @@ class Step:
         more = (jax.ShapeDtypeStruct((), jnp.int32), None) if span > 1 else ()
         self._call = compiling.lower(run.abstract, batch, *more).compile()
         used = self._call.memory_analysis()
+        assert used is not None  # CPU, GPU and TPU all tell
         self.arguments, self.temporary = used.argument_size_in_bytes, used.temp_size_in_bytes
         self.bytes = self.arguments + self.temporary
         self.images, self.devices = run.config.optim.batch_size, run.mesh.size
         self.flops = step.flops_per_image(run.config, run.abstract) * self.images
         self.text = str(self._call.as_text())
 
-    def fill(self):
+    def fill(self) -> "Step":
         self._batch = sharding.put_batch(self._batch, self._run.mesh, axis=int(self.span > 1))
         self._more = (jnp.int32(self.span), None) if self.span > 1 else ()
         self._state = loop.fresh_state(self._run)
+        return self
 
     def turn(self, steps: int = STEPS):
         """Makes so many steps, a multiple of the span, and waits for the last, as a run does."""

@@ -80,7 +80,7 @@ _DECODER = dict(decoder_width=64, decoder_depth=2, decoder_heads=4)
 # For the methods that cluster patches: more than 16 of them, and the papers' jitter, without which
 # nothing but the crop tells views apart.
 _CLUSTERED = dict(global_size=48, global_scale=(0.25, 1.0), jitter_prob=0.8)
-CHANGES = {
+CHANGES: dict[str, dict[str, dict]] = {
     "dino": {"views": _LOCAL, "dino": _DINO_HEAD | _teacher(0.04) | dict(prototypes=1024)},
     "ibot": {
         "views": _MASKS | _LOCAL,

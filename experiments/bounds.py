@@ -6,6 +6,7 @@ negatives, and `supervised`, the same network, views and steps with the labels o
 in a checkout. They are no part of the package: nothing else may see labels in training.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -103,7 +104,7 @@ def supervised(config) -> base.Method:
     if c.truth == "label":
         classes = source.num_classes
     else:
-        classes = len(source.mask_names)
+        classes = len(source.mask_names or ())
 
     def init(key):
         kernel = jnp.zeros((m.width, classes))
@@ -125,9 +126,8 @@ def supervised(config) -> base.Method:
             truth = jnp.broadcast_to(truth[:, None], shape)
         else:
             of_view = tokens.patches
-            truth = jax.vmap(lambda mask, *box: patch_classes(mask, *box, views["global"].grid[0]))(
-                truth, group.boxes, group.flips
-            )
+            at_centres = functools.partial(patch_classes, grid=views["global"].grid[0])
+            truth = jax.vmap(at_centres)(truth, group.boxes, group.flips)
         return Outputs(of_view @ params["classifier"]["kernel"], truth)
 
     def objective(params, teacher, outputs, carry, key, progress):

@@ -11,15 +11,13 @@ experiments. What steps cost is measured by `python -m benchmarks costs`. Argume
 --config.KEY=VALUE go to every run: give such a rehearsal a --workdir of its own.
 """
 
-import json
 import math
 import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import measures, runs, tables
+from experiments import measures, runs, store, tables
 from ssl_jax import config as config_lib
-from ssl_jax import papers
 from ssl_jax.config import InputError
 
 
@@ -86,10 +84,7 @@ def main(argv=None) -> int:
     # The tables have all that is known, whether or not it was asked for now.
     numbers = {i: measured(CLAIMS[i], every[i], records, compute=i in ids) for i in CLAIMS}
     numbers = {i: found for i, found in numbers.items() if found}
-    text = tables.markdown([_HEADING, *rows_of(numbers)])
-    args.workdir.mkdir(parents=True, exist_ok=True)
-    (args.workdir / "claims.md").write_text(text)
-    print("\n" + text)
+    tables.show([_HEADING, *rows_of(numbers)], args.workdir / "claims.md")
     if args.write:
         write(numbers, every, records)
     return status
@@ -212,7 +207,7 @@ def write(numbers: dict, every: dict, records) -> None:
     """Puts the rule and a table for each paper of which there are numbers into docs/claims.md, and
     our numbers beside the papers'. A table with more rows than there are now stays."""
     tables.fill(PAGE, "rule", RULE)
-    written = {}
+    written: dict[str, dict] = {}
     for paper in dict.fromkeys(claim.paper for claim in CLAIMS.values()):
         mine = {i: found for i, found in numbers.items() if CLAIMS[i].paper == paper}
         if not mine:
@@ -225,11 +220,7 @@ def write(numbers: dict, every: dict, records) -> None:
             continue
         tables.fill(PAGE, paper, text)
         written |= mine
-    rows = json.loads(papers.OURS.read_text(encoding="utf-8")) if papers.OURS.exists() else {}
-    for row, found in ours(written).items():
-        rows[row] = rows.get(row, {}) | found
-    text = json.dumps(dict(sorted(rows.items())), indent=2, ensure_ascii=False)
-    papers.OURS.write_text(text + "\n", encoding="utf-8")
+    store.beside_papers(ours(written))
 
 
 def section(paper: str, numbers: dict, made: list[dict]) -> str:

@@ -51,10 +51,7 @@ def main(argv=None) -> int:
             wanted[method, seed] = runs.Run(f"compare:{method}", folder, arguments)
     results, status = runs.results(wanted, args)
     if results:
-        text = tables.markdown(table(results))
-        args.workdir.mkdir(parents=True, exist_ok=True)
-        (args.workdir / "table.md").write_text(text)
-        print("\n" + text)
+        text = tables.show(table(results), args.workdir / "table.md")
         if args.write:
             write(text, results)
     return status
@@ -77,7 +74,7 @@ def table(results: dict) -> list[list[str]]:
         sizes.setdefault(size, []).extend(mine)
         cells = scores(r["trained"] for r in mine)
         targets = (compare.TARGETS | compare.BOUNDS)[method]
-        margins = ", ".join(margin(mine, key) for key in targets)
+        margins = ", ".join(f"{SCORES[key]} {runs.margins(mine, key)}" for key in targets)
         title = f"{compare.TITLES[method]}, {size} px"
         rows.append([title, *cells, margins, str(len(mine))])
     for size, these in sorted(sizes.items()):
@@ -111,16 +108,9 @@ def by_method(results: dict) -> dict[str, list[dict]]:
     return groups
 
 
-def margin(mine, key: str) -> str:
-    """ "k-NN +7.2 ± 0.5 (+6.8)"."""
-    values = [runs.margin(run, key) for run in mine]
-    return f"{SCORES[key]} {tables.spread(values, '+')} ({min(values):+.1f})"
-
-
 def write(text: str, results: dict) -> None:
     """Puts the table into docs/results.md, and its short form into README.md."""
     seeds = ", ".join(map(str, sorted({seed for _, seed in results})))
     made = tables.provenance(*(result["made"] for result in results.values()))
-    page, readme = tables.ROOT / "docs" / "results.md", tables.ROOT / "README.md"
-    tables.fill(page, "nine methods", f"{text}\nSeeds {seeds}. {made}\n")
-    tables.fill(readme, "nine methods", tables.markdown(short_table(results)))
+    tables.fill("docs/results.md", "nine methods", f"{text}\nSeeds {seeds}. {made}\n")
+    tables.fill("README.md", "nine methods", tables.markdown(short_table(results)))

@@ -63,7 +63,7 @@ def main(argv=None) -> int:
     text = tables.markdown(rows)
     print(text)
     if args.write:
-        option, page = f" --rows {args.rows}" if args.rows else "", tables.ROOT / "docs/results.md"
+        option, page = f" --rows {args.rows}" if args.rows else "", "docs/results.md"
         note = f"\n`python -m experiments evaluate{option}`, {encoder!r}. {tables.provenance()}\n"
         if args.rows:
             text = among(text, tables.filled(page, "evaluation").replace(note, ""))

@@ -106,9 +106,9 @@ def _extras(encoder, images) -> dict[str, np.ndarray]:
 def _decoded(encoder, source: dict, **changes) -> dict[str, float]:
     """The evaluation `decode`: a new decoder of compare:stellar's shape on frozen features."""
     section = evals.new("decode", width=64, depth=2, heads=4, data=source, **changes)
-    parts = (make_source(section.data, split=split) for split in ("train", "test"))
+    train, test = (make_source(section.data, split=split) for split in ("train", "test"))
     config = encoder.config
-    case = evals.Case(encoder, section, *parts, seed=config.seed, patch=config.model.patch)
+    case = evals.Case(encoder, section, train, test, seed=config.seed, patch=config.model.patch)
     return evals.TYPES["decode"].run(case)
 
 
@@ -151,7 +151,7 @@ def _purity_of(function, config) -> float:
     scenes = make_source(config.evals.dense.data, split="test")
     size = dict(batch_size=config.evals.batch_size, indices=range(_PICTURES))
     found = extract(function, scenes, image=False, patches=True, **size)
-    classes = len(make_source(config.evals.dense.data).mask_names)
+    classes = len(make_source(config.evals.dense.data).mask_names or ())
     labels = segmentation.patch_labels(found.masks, found.patches.shape[1:3], num_classes=classes)
     tokens = found.patches.reshape(len(labels), -1, found.patches.shape[-1])
     return 100 * clusters.modes(tokens, labels.reshape(len(labels), -1))

@@ -20,7 +20,7 @@ def main(argv=None) -> int:
     minutes = ", ".join(f"{result['minutes']:.0f}" for result in results)
     text = f"{tables.markdown(table(results))}\nRuns with different seeds: {len(results)}; minutes"
     text += f" of training: {minutes}. {tables.provenance(*args.folders)}\n"
-    tables.fill(tables.ROOT / "docs" / "results.md", "quickstart", text)
+    tables.fill("docs/results.md", "quickstart", text)
     print(text)
     return 0
 
@@ -32,6 +32,4 @@ def table(results: list[dict]) -> list[list[str]]:
     for name, title in runs.ROWS.items():
         cells = [tables.spread(result[name][key] for result in results) for key in SCORES]
         rows.append([title, *cells])
-    margins = [[runs.margin(result, key) for result in results] for key in SCORES]
-    cells = [f"{tables.spread(values, '+')} ({min(values):+.1f})" for values in margins]
-    return [*rows, ["margin (worst seed)", *cells]]
+    return [*rows, ["margin (worst seed)", *(runs.margins(results, key) for key in SCORES)]]

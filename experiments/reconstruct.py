@@ -54,17 +54,14 @@ def main(argv=None) -> int:
         records[run.folder.name] = record
     if numbers:
         rows = [[name, *map(tables.spread, of.values())] for name, of in numbers.items()]
-        text = tables.markdown([["tokens", *COLUMNS.values()], *rows])
-        args.workdir.mkdir(parents=True, exist_ok=True)
-        (args.workdir / "reconstruct.md").write_text(text)
-        print("\n" + text)
+        heading = ["tokens", *COLUMNS.values()]
+        text = tables.show([heading, *rows], args.workdir / "reconstruct.md")
         render.one(chart(numbers), args.workdir, "reconstruct_by_r.png")
         if args.write:
             made = tables.provenance(*(record["made"] for record in results.values()))
             note = f"\nSeeds {', '.join(map(str, args.seeds))}. {made}\n"
-            docs = tables.ROOT / "docs"
-            tables.fill(docs / "claims.md", "reconstruction", text + note)
-            render.one(chart(numbers), docs / "pictures", "reconstruct_by_r.png")
+            tables.fill("docs/claims.md", "reconstruction", text + note)
+            render.one(chart(numbers), tables.ROOT / "docs" / "pictures", "reconstruct_by_r.png")
     return status
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.store import Records
-from experiments.tables import ROOT, made
+from experiments.tables import ROOT, made, spread
 from ssl_jax import evals
 from ssl_jax.config import refusal
 from ssl_jax.runtime import pages
@@ -83,8 +83,8 @@ def records_of(options) -> Records:
 
 
 def results(wanted: dict, options) -> tuple[dict, int]:
-    """({key: record} of {key: run}, 1 if a run failed): on record, or trained now; each is named as
-    it ends. Runs that several keys have are trained once."""
+    """({key: record} of {key: run}, 1 if a run failed): on record, or trained now. Runs that
+    several keys have are trained once."""
     records, status = records_of(options), 0
     missing = [run for run in dict.fromkeys(wanted.values()) if run.folder.name not in records]
     if options.finished:
@@ -92,7 +92,6 @@ def results(wanted: dict, options) -> tuple[dict, int]:
     for run, there in train_all(missing, options.jobs):
         if there:
             records[run.folder.name] = read(run.folder) | {"made": made(run.folder)}
-        print(f"{run.folder.name}: {'done' if there else f'FAILED, see {run.folder}.log'}")
         status |= not there
     found = {key: run.folder.name for key, run in wanted.items() if run.folder.name in records}
     return {key: records[name] for key, name in found.items()}, status
@@ -132,8 +131,8 @@ def train(run: Run, cores=()) -> bool:
 
 
 def train_all(wanted, jobs: int = 1):
-    """Trains runs, `jobs` at a time, each with its share of the cores; yields (run, whether there
-    are results) as each ends."""
+    """Trains runs, `jobs` at a time, each with its share of the cores; names each as it ends, and
+    yields (run, whether there are results)."""
     cores: queue.SimpleQueue = queue.SimpleQueue()
     available = sorted(os.sched_getaffinity(0)) if shutil.which("taskset") and jobs > 1 else []
     for job in range(jobs):
@@ -148,7 +147,10 @@ def train_all(wanted, jobs: int = 1):
 
     with ThreadPoolExecutor(jobs) as pool:
         for future in as_completed([pool.submit(one, run) for run in wanted]):
-            yield future.result()
+            run, there = future.result()
+            outcome = "done" if there else f"FAILED, see {run.folder}.log"
+            print(f"{run.folder.name}: {outcome}", flush=True)
+            yield run, there
 
 
 def read(folder: Path) -> dict:
@@ -195,6 +197,12 @@ def margin(run: dict, score: str) -> float:
     """The trained network's score over the better of its baselines that have it."""
     baselines = [run[name][score] for name in ("untrained", "raw") if score in run.get(name, {})]
     return run["trained"][score] - max(baselines)
+
+
+def margins(mine: list[dict], score: str) -> str:
+    """ "+7.2 ± 0.5 (+6.8)": of runs with different seeds, and that of the worst."""
+    values = [margin(run, score) for run in mine]
+    return f"{spread(values, '+')} ({min(values):+.1f})"
 
 
 def refuse_unknown(parser, passed_on, **groups) -> None:

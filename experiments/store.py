@@ -8,41 +8,43 @@ was measured of its network afterwards), and under "made" commit, processor and 
 import json
 import math
 import os
+from collections import UserDict
 from pathlib import Path
 
 from experiments.tables import ROOT
+from ssl_jax import papers
 from ssl_jax.config import InputError
 
 FOLDER = ROOT / "experiments" / "records"
 
 
-class Records:
+class Records(UserDict[str, dict]):
     """{name of a run: its record}, kept in a file, which scripts beside each other may share.
 
     Raises InputError if the file is there and not such a file.
     """
 
     def __init__(self, file: Path):
-        self.file = file
-        self._of = _read(file)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._of
-
-    def __iter__(self):
-        return iter(self._of)
-
-    def __getitem__(self, name: str) -> dict:
-        return self._of[name]
+        super().__init__()
+        self.file, self.data = file, _read(file)
 
     def __setitem__(self, name: str, record: dict) -> None:
         """Keeps a record, and the file with it and all that is there by now, ordered by name."""
-        self._of |= _read(self.file) | {name: _short(record)}
-        lines = [json.dumps({"run": name} | self._of[name]) for name in sorted(self._of)]
+        self.data |= _read(self.file) | {name: _short(record)}
+        lines = [json.dumps({"run": name} | record) for name, record in sorted(self.data.items())]
         self.file.parent.mkdir(parents=True, exist_ok=True)
         new = self.file.with_name(f"{self.file.name}.{os.getpid()}")
         new.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         os.replace(new, self.file)
+
+
+def beside_papers(numbers: dict[str, dict[str, str]]) -> None:
+    """Adds our {row of the papers: {score: number}} to those that the documents show."""
+    every = json.loads(papers.OURS.read_text(encoding="utf-8")) if papers.OURS.exists() else {}
+    for row, mine in numbers.items():
+        every[row] = every.get(row, {}) | mine
+    text = json.dumps(dict(sorted(every.items())), indent=2, ensure_ascii=False)
+    papers.OURS.write_text(text + "\n", encoding="utf-8")
 
 
 def _read(file: Path) -> dict[str, dict]:

@@ -26,21 +26,31 @@ def markdown(rows) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def fill(document: Path, name: str, text: str) -> None:
+def show(rows, file: Path) -> str:
+    """Prints a table of rows of cells and keeps it in a file; returns its text."""
+    text = markdown(rows)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    print("\n" + text)
+    return text
+
+
+def fill(document: Path | str, name: str, text: str) -> None:
     """Replaces what stands between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a
-    document. Raises ValueError if they are not there once, in this order."""
+    document, a path below ROOT or a whole one. Raises ValueError if they are not there once, in
+    this order."""
     before, _, after = _around(document, name)
-    document.write_text(before + text + after, encoding="utf-8")
+    (ROOT / document).write_text(before + text + after, encoding="utf-8")
 
 
-def filled(document: Path, name: str) -> str:
+def filled(document: Path | str, name: str) -> str:
     """What stands there. Raises ValueError as `fill`."""
     return _around(document, name)[1]
 
 
-def _around(document: Path, name: str) -> tuple[str, str, str]:
+def _around(document: Path | str, name: str) -> tuple[str, str, str]:
     """A document up to the end of the first line, between them, and from the second line on."""
-    old = document.read_text(encoding="utf-8")
+    old = (ROOT / document).read_text(encoding="utf-8")
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     if old.count(start) != 1 or old.count(end) != 1 or old.index(start) > old.index(end):
         raise ValueError(f"{document} needs one line {start.strip()} and one {end.strip()} below")

@@ -30,8 +30,8 @@ BUDGETS = {"cpu": "60 min of 2 cores", "gpu": "10 min of a GPU"}
 SETS = ("cifar10", "imagenette96")
 PHOTOS = "photos"
 SCENES = ("dense_camvid", "segment_camvid")  # rows of experiments/evaluate.py
-HEADING = ("method", "network", "k-NN", "linear", "CamVid, dense / segm.", "images seen")
-HEADING += ("minutes", "seed", "device", "date, commit", "command")
+HEADING: tuple[str, ...] = ("method", "network", "k-NN", "linear", "CamVid, dense / segm.")
+HEADING += ("images seen", "minutes", "seed", "device", "date, commit", "command")
 RECORDS = store.FOLDER / "speedrun.jsonl"
 
 
@@ -64,8 +64,7 @@ def main(argv=None) -> int:
                 print(" | ".join(cells(record)), flush=True)
     for file in (args.workdir / "records.jsonl", *([RECORDS] if args.write else [])):
         kept = store.Records(file)
-        for name, record in records.items():
-            kept[name] = record
+        kept.update(records)
     if records:
         print("\n" + "\n".join(leaderboard(records.values())))
         print(f"picture: {draw(records.values(), args.workdir / 'curves.png')}")
@@ -206,8 +205,7 @@ def best(records) -> list[list[str]]:
 
 def write() -> None:
     """The leaderboard and the curves of all records in docs/speedrun.md, the best in README.md."""
-    kept = store.Records(RECORDS)
-    every = [kept[name] for name in kept]
+    every = list(store.Records(RECORDS).values())
     tables.fill(ROOT / "README.md", "speedrun", tables.markdown(best(every)))
     text = "\n".join(leaderboard(every))
     for budget in BUDGETS:

@@ -67,9 +67,6 @@ def main(argv=None) -> int:
         return submit([run for run in wanted if not run.done], args.workdir, args.slurm)
     failed = []
     for run, there in runs.train_all(wanted, args.jobs):
-        print(
-            f"{run.folder.name}: {'done' if there else f'FAILED, see {run.folder}.log'}", flush=True
-        )
         failed += [] if there else [run]
     finished = [run.folder for run in wanted if run not in failed]
     if finished:

@@ -71,7 +71,8 @@ def main(argv=None) -> int:
     parser.add_argument("--record", help="name of the row of docs/detection.md to write")
     args = parser.parse_args(argv)
     p = protocol(args.protocol, args.set)
-    train, val = Images(*args.train, p, args.seed), Images(*args.val, p)
+    train = Images(args.train[0], args.train[1], p, args.seed)
+    val = Images(args.val[0], args.val[1], p)
     if train.names != val.names:
         raise InputError(f"--train has the categories {train.names}, --val {val.names}")
     torch.manual_seed(args.seed)
@@ -102,8 +103,7 @@ def main(argv=None) -> int:
     if args.record:
         records = Records(RECORDS)
         records[args.record] = result
-        rows = [(name, records[name]) for name in records]
-        tables.fill(ROOT / "docs" / "detection.md", "detectors", table(rows))
+        tables.fill(ROOT / "docs" / "detection.md", "detectors", table(list(records.items())))
     return 0
 
 
@@ -220,7 +220,7 @@ def measure(model, data: Images, p, device: str) -> dict[str, float]:
         true = [_true(data.coco.imgToAnns[i]) for i in data.ids]
         kinds = {"ap50": 0.5, "ap70": 0.7}
         return {name: scores.agnostic_precision(found, true, iou) for name, iou in kinds.items()}
-    result = {}
+    result: dict[str, float] = {}
     for kind, prefix in (("bbox", ""), ("segm", "mask_"))[: 1 + data.masks]:
         values = [0.0] * len(scores.SCORES)
         if rows:

@@ -62,7 +62,7 @@ def copied(records, folder: Path, count: int = 0) -> dict:
         raise InputError(f"{records!r} has no boxes; detectors need a set with boxes")
     classes = records.num_box_classes or 1
     names = records.box_names or [str(c) for c in range(classes)]
-    images, annotations = [], []
+    images, annotations = list[dict](), list[dict]()
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(min(len(records), count or len(records))):
         record, file = records[i], folder / f"{i:06}.png"
@@ -104,7 +104,7 @@ def uavdt(folder: Path, part: str) -> dict:
         raise InputError(
             f"{folder}/M_attr/{part} names no sequence (Mxxxx_attr.txt); see UAVDT's DET"
         )
-    images, annotations = [], []
+    images, annotations = list[dict](), list[dict]()
     for sequence in sequences:
         truth = folder / "UAV-benchmark-MOTD_v1.0" / "GT"
         vehicles = _lines(truth / f"{sequence}_gt_whole.txt")

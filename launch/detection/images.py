@@ -58,7 +58,7 @@ class Images(torch.utils.data.Dataset):
 
     def __init__(self, file: Path, folder: Path, p, seed: int | None = None):
         """seed: None: all images, for testing."""
-        self.folder, self.seed, self.change = folder, seed, augmentation(p)
+        self.folder, self.seed, self.change = folder, seed or 0, augmentation(p)
         self.masks = p.detector == "mask"
         try:
             self.coco = COCO(reading.parse_json(reading.read_text(file)))

@@ -139,7 +139,7 @@ def _costs(config) -> list[str]:
 
 def _abstract_state(method):
     """Shapes of the train state without optimizer state, which the FLOP count does not need."""
-    none = optim.Optimizer(init=lambda params: None, update=None)
+    none = optim.Optimizer(init=lambda params: None, update=lambda *_: ({}, None, {}))
     constants = methods.shapes_of_constants(method)
     return jax.eval_shape(lambda c: state.create(method, none, 0, c), constants)
 

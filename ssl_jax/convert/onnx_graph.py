@@ -97,7 +97,10 @@ class _Graph:
         known |= dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(x):
-            return np.asarray(x.val, x.aval.dtype) if isinstance(x, core.Literal) else known[x]
+            if not isinstance(x, core.Literal):
+                return known[x]
+            aval: Any = x.aval  # of an array
+            return np.asarray(x.val, aval.dtype)
 
         for eqn in jaxpr.eqns:
             known |= dict(zip(eqn.outvars, self._outputs(eqn, [read(x) for x in eqn.invars])))

@@ -71,7 +71,7 @@ class GeneratedSource(Source):
                 f"data.size: {kind} needs at least {generated.MIN_SIZE} pixels, got {size}"
             )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
-        self.size = (size, size)
+        self.size: tuple[int, int] = (size, size)
         _, self.class_names, self.mask_names, frames = SETS[kind]
         self.num_classes = len(self.class_names) if self.class_names else None
         self.has_masks = self.mask_names is not None

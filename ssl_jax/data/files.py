@@ -58,7 +58,7 @@ class Files(Stored):
         return record
 
     def _read(self, i, part):
-        return self.name(i) if part == "image" else self._masks[i]
+        return self.name(i) if part == "image" else (self._masks or ())[i]
 
     def name(self, i: int) -> str:
         return os.path.join(self._root, self._paths[checked(i, len(self))])

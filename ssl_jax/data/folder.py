@@ -165,7 +165,7 @@ def _boxes(root, where, split, paths, names):
     number = {listing.stem(file): i for i, file in enumerate(content.files)}
     order = [number.get(listing.stem(path)) for path in paths]
     listing.refuse_missing("data.boxes", f"entry in {where}", paths, order, "it must list them all")
-    every = (content.corners, content.labels, content.sizes, content.crowds)
+    every: tuple[Any, ...] = (content.corners, content.labels, content.sizes, content.crowds)
     mine = ([values[i] for i in order if i is not None] for values in every)
     return boxes_lib.TableBoxes(*mine), content.names
 
@@ -207,7 +207,7 @@ def _found_beside(images, places, suffix, bands):
 def _fits(images, folder, paths, suffix, bands):
     """Whether a folder has a mask for each image, the first of them with numbers of classes."""
     masks = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
-    if not masks or None in masks:
+    if not masks or masks[0] is None or None in masks:
         return False
     try:
         first = os.path.join(images, paths[0])

@@ -146,7 +146,7 @@ def _davis(section, split):
         )
     videos = _listed_ids(lists, part, column_part=-2)
     images, annotations = (_resolution(root / name) for name in ("JPEGImages", "Annotations"))
-    paths, masks, sequences = [], [], {}
+    paths, masks, sequences = list[str](), list[str | None](), dict[str, range]()
     for video in videos:
         if not (images / video).is_dir():
             raise InputError(f"data.dir: {images} has no sequence {video!r}, which {lists} lists")

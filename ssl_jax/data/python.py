@@ -84,17 +84,17 @@ class Called(base.Wrapper):
         if self.num_classes is None:
             record.pop("label", None)
         elif "label" in record:
-            record["label"] = self._label(record["label"], i)
+            record["label"] = self._label(record["label"], self.num_classes, i)
         return record
 
-    def _label(self, label, i):
+    def _label(self, label, classes, i):
         """A label as int; -1 for none. Raises InputError for what is no number of a class."""
         value = np.asarray(-1 if label is None else label)
         whole = value.ndim == 0 and value.dtype.kind in "iufb" and float(value).is_integer()
-        if not whole or value >= self.num_classes:
+        if not whole or value >= classes:
             raise InputError(
                 f"{self.name(i)} has the label {label!r}; it must be a whole number from 0 to"
-                f" {self.num_classes - 1}, or None"
+                f" {classes - 1}, or None"
             )
         return max(-1, int(value))
 

@@ -96,9 +96,10 @@ class Tars(Stored):
         samples: dict[str, dict[str, _Member]] = {}
         labels: dict[str, Any] = {}
         try:
+            # mypy's stubs want an object that also writes.
             with (
                 reading.open_regular(self._shards[number]) as file,
-                tarfile.open(fileobj=_Headers(file), mode="r:") as tar,
+                tarfile.open(fileobj=_Headers(file), mode="r:") as tar,  # type: ignore[call-overload]
             ):
                 for info in tar:
                     folder, name = posixpath.split(info.name)

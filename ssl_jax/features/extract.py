@@ -255,8 +255,12 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
 
 
 def _extracted(rows, skipped, source):
-    parts = (rows.get(name) for name in ("image", "patches", "labels", "masks"))
-    return Extracted(*parts, rows["index"], source.num_classes, tuple(skipped))
+    image, patches, labels, masks = (
+        rows.get(name) for name in ("image", "patches", "labels", "masks")
+    )
+    return Extracted(
+        image, patches, labels, masks, rows["index"], source.num_classes, tuple(skipped)
+    )
 
 
 def _entry(network, source, cache, indices, choice):

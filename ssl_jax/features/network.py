@@ -117,7 +117,7 @@ class _Encoding(Network):
 
         def side_by_side(kind):
             parts = []
-            for tokens in (features.layers[block] for block in blocks):
+            for tokens in ((features.layers or {})[block] for block in blocks):
                 patches = tokens.on_grid(h, w)
                 if kind == DENSE and patches.shape[1:3] != (h, w):
                     raise InputError(

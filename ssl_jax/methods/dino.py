@@ -65,8 +65,8 @@ def make(config: ConfigDict) -> base.Method:
     def encode(params, teacher, constants, views, keys, progress):
         keys = multicrop.split_keys(keys, 2)
         student, clean = multicrop.student_teacher(backbone, params, teacher, views, keys)
-        student = [scores(params, tokens) for tokens in student]
-        return Outputs(jnp.concatenate(student, axis=1), scores(teacher, clean))
+        each = [scores(params, tokens) for tokens in student]
+        return Outputs(jnp.concatenate(each, axis=1), scores(teacher, clean))
 
     def objective(params, teacher, outputs, carry, key, progress):
         """Cross-entropy over pairs of different views (eq. 2 and 3); then updates the center

@@ -151,14 +151,13 @@ def make(config: ConfigDict) -> base.Method:
 
     def objective(params, teacher, outputs, carry, key, progress):
         """The losses of DINO, iBOT and KoLeo; then updates running means, if there are any."""
-        *scores, tokens = map(multicrop.views_first, outputs)
+        views_first = Outputs(*map(multicrop.views_first, outputs))
         # The warm-up is per step, unlike in DINO and iBOT.
         steps = c.teacher_temperature_epochs * progress.steps_per_epoch
         tau = multicrop.teacher_temperature(c, progress.step, steps)
         if c.centering == "sinkhorn":
             terms = losses.dinov2(
-                *scores,
-                tokens,
+                *views_first,
                 student_temperature=c.student_temperature,
                 teacher_temperature=tau,
                 weights=(c.cls.weight, c.patch.weight, c.koleo),
@@ -166,13 +165,13 @@ def make(config: ConfigDict) -> base.Method:
             loss = terms.pop("loss")
         else:
             terms = losses.ibot(
-                *scores,
+                *views_first[:5],
                 (carry["center"], carry["patch_center"]),
                 student_temperature=c.student_temperature,
                 teacher_temperature=tau,
                 weights=(c.cls.weight, c.patch.weight),
             )
-            terms["koleo"] = losses.batch_koleo(tokens)
+            terms["koleo"] = losses.batch_koleo(views_first.tokens)
             loss = terms.pop("loss") + c.koleo * terms["koleo"]
             carry = follow(carry, outputs)
         return loss, base.Output(carry, terms | {"teacher_temperature": tau})

@@ -174,6 +174,7 @@ def make(config: ConfigDict) -> base.Method:
         """Extras: hidden [B, n], masks that do not depend on the run, and reconstruction [B, n, P],
         predicted pixels in [0, 1] of all patches."""
         grid, mask = features.patches.shape[1:3], views["global"].mask
+        assert mask is not None  # see `check`
         hidden = [masks.draw(np.random.default_rng(i), mask, grid) for i in range(len(images))]
         keep = np.stack([np.flatnonzero(~row) for row in hidden]).astype(np.int32)
         predicted = predict(backbone.teacher, params, images, keep)

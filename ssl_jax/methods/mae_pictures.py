@@ -12,13 +12,13 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """{"reconstructions": image, masked image, and image with predictions in its gaps}."""
     features = encoder(images, extras=True)
     assert features.extras is not None
-    patch, grid = encoder.config.model.patch, features.patches.shape[1:3]
+    patch, (h, w) = encoder.config.model.patch, features.patches.shape[1:3]
     hidden = np.asarray(features.extras["hidden"])
     images = np.asarray(images, np.float32)
     pixels = np.asarray(patchify(jnp.asarray(images), patch))
 
     def filled(values):
-        return np.asarray(unpatchify(jnp.where(hidden[..., None], values, pixels), patch, grid))
+        return np.asarray(unpatchify(jnp.where(hidden[..., None], values, pixels), patch, (h, w)))
 
     columns = {
         "image": images,

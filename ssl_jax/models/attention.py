@@ -79,8 +79,8 @@ def _flash(q, k, v, seen):
     # Tokens attend within their segment; the padding is a separate segment.
     segment = jnp.broadcast_to((jnp.arange(length) >= seen).astype(jnp.int32), (batch, length))
     block = next(b for b in range(min(length, _MOST), 0, -_BLOCK) if length % b == 0)
-    names = ("block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv")
-    names += ("block_k_dkv", "block_q_dkv", "block_k_major_dq", "block_k_dq", "block_q_dq")
+    names = ["block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv"]
+    names += ["block_k_dkv", "block_q_dkv", "block_k_major_dq", "block_k_dq", "block_q_dq"]
     out = pallas.flash_attention(
         q,
         k,

@@ -248,7 +248,8 @@ def _vote_forward(queries, sops, precision):
 
 
 def _vote_backward(precision, saved, cotangent):
-    return _backward(precision, *saved, cotangent), None
+    queries, sops, log_p, normaliser = saved
+    return _backward(precision, queries, sops, log_p, normaliser, cotangent), None
 
 
 vote.defvjp(_vote_forward, _vote_backward)

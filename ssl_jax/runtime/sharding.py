@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_multiple, free_on_resume, key
@@ -123,7 +123,7 @@ def on_mesh(function: Callable, mesh: Mesh) -> Callable:
     return within
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding in which every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -134,7 +134,7 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
 
 
 def param_sharding(
-    mesh: Mesh, shape: tuple[int, ...], *, min_size: int | None = None
+    mesh: Mesh | AbstractMesh, shape: tuple[int, ...], *, min_size: int | None = None
 ) -> NamedSharding:
     """Shards the largest dimension that `fsdp` divides (the first of equals). Small arrays and
     arrays without such a dimension are replicated.
@@ -154,7 +154,7 @@ def param_sharding(
 
 
 def state_shardings(
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     abstract_state: Any,
     placement: tuple[tuple[str, PartitionSpec], ...] = (),
     *,

@@ -272,7 +272,7 @@ def _train_on(batches, grid, start, trainer, batch_size, prepare):
 
 def _score(params, inputs, labels):
     """Accuracy (0..1) and mean cross-entropy of every classifier: two arrays [g], float64."""
-    right, loss = 0.0, 0.0
+    right, loss = np.zeros(()), np.zeros(())
     for start in range(0, len(inputs), _CHUNK):
         part = _score_chunk(
             params, inputs[start : start + _CHUNK], jnp.asarray(labels[start : start + _CHUNK])

@@ -390,5 +390,6 @@ def _without_late_reports(hook):
         if not text.startswith(("Event loop is closed", "Encountered error while reading array")):
             hook(unraisable)
 
-    filtered.drops_late_reports = True
-    return filtered
+    marked: Any = filtered
+    marked.drops_late_reports = True
+    return marked

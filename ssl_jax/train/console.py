@@ -268,9 +268,9 @@ class _Compiler:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
-    def _hear(self, event: str, seconds: float, **details: Any) -> None:
+    def _hear(self, event: str, duration_secs: float, **details: Any) -> None:
         if event in self._EVENTS:
-            self.seconds += seconds
+            self.seconds += duration_secs
 
 
 _compiler = _Compiler()

@@ -192,11 +192,12 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
                 name, step, trees.nest(arrays), opt_state[name], trees.nest(before[name])
             )
             changed[name] = trees.flatten(changes)
-        scaled = structure.unflatten(
+        scaled = [
             changed[name][inner] * trees.along(leaf.lr, changed[name][inner])
             for path, leaf in leaves.items()
             for name, inner in [_place(path)]
-        )
+        ]
+        scaled = jax.tree.unflatten(structure, scaled)
         metrics = {
             "grad_norm": clipped.norm,
             "clipped": clipped.share,

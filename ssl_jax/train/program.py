@@ -96,7 +96,7 @@ def compile(lowered: jax.stages.Lowered, **options: Any) -> tuple[jax.stages.Com
 @contextlib.contextmanager
 def _without_cache():
     """Disables JAX's compilation cache, whose programs lack the text."""
-    enabled = jax.config.jax_enable_compilation_cache
+    enabled = jax.config.values["jax_enable_compilation_cache"]
     try:
         jax.config.update("jax_enable_compilation_cache", False)
         compilation_cache.reset_cache()  # re-reads the flag; removes no program

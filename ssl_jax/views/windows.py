@@ -36,8 +36,7 @@ def sample(keys: jax.Array, grid: int, window: int, *, random_position: bool = T
         far = jax.random.bernoulli(key_corner, jnp.float32(0.5), (2, 1, 1))
         corner = jnp.where(far, grid - side * window, 0)
         place = jax.random.randint(key_place, (2, side, side), 0, window, jnp.int32)
-        place = place if random_position else 0
-        rows, columns = corner + starts + place
+        rows, columns = corner + starts + (place if random_position else 0)
         return (rows * grid + columns).reshape(-1).astype(jnp.int32)
 
     return jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, side * side)

@@ -166,5 +166,7 @@ def _start_worker(index, count):
 
 
 def _end_with_parent():
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+    multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)

@@ -101,7 +101,8 @@ def _scaled(rng, image, mask, settings):
     """mmsegmentation's Resize with a ratio range, then RandomCrop."""
     low, high = settings.ratio
     factor = low + (high - low) * rng.random()
-    size = geometry.fitted(*mask.shape, settings.short, settings.long, factor)
+    height, width = mask.shape
+    size = geometry.fitted(height, width, settings.short, settings.long, factor)
     image, mask = geometry.resize(image, size), geometry.resize_mask(mask, size)
     side = settings.crop_side or settings.side
     box = _box(rng, mask.shape, side)

@@ -47,7 +47,8 @@ def cut(
 
 def _central(image, mask, short, side):
     """Resizes the shorter side to `short` (antialiased bicubic) and crops the central square."""
-    height, width = geometry.fitted(*mask.shape, short, 0)
+    height, width = mask.shape
+    height, width = geometry.fitted(height, width, short, 0)
     height, width = max(side, height), max(side, width)
     image, mask = geometry.resample(image, mask, (height, width))
     return geometry.centre(image, side), geometry.centre(mask, side)

@@ -9,7 +9,7 @@ among the objects of earlier images, if the way back leads to it again.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,9 @@ def make(config: ConfigDict) -> base.Method:
         keys = jax.random.split(key, 4)
         head = {"trunk": trunk.init(keys[1])}
         head |= {level: last.init(k) for level, k in zip(levels, keys[2:], strict=False)}
-        carry = {"center": {level: jnp.zeros(c.prototypes, jnp.float32) for level in levels}}
+        carry: dict[str, Any] = {
+            "center": {level: jnp.zeros(c.prototypes, jnp.float32) for level in levels}
+        }
         if retrieves:
             size = c.memory * c.clusters
             carry["memory"] = objects.empty_memory(size, m.width, class_sets=c.same_classes)
@@ -96,8 +98,8 @@ def make(config: ConfigDict) -> base.Method:
         tau = multicrop.teacher_temperature(c, progress.epoch, c.teacher_temperature_epochs)
 
         def level(name):
-            layers = (last.apply(tree["head"][name]) for tree in (params, teacher))
-            return Level(*layers, carry["center"][name], c.student_temperature, tau)
+            student, target = (last.apply(tree["head"][name]) for tree in (params, teacher))
+            return Level(student, target, carry["center"][name], c.student_temperature, tau)
 
         images = level("images")
         student, target = map(multicrop.views_first, outputs[:2])

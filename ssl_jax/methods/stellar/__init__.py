@@ -147,7 +147,7 @@ def make(config: ConfigDict) -> base.Method:
 
     def objective(params, teacher, outputs, carry, key, progress):
         """The loss of eq. 6 over the whole batch, after matching token sets without gradient."""
-        o, metrics, views_of = outputs, {}, {}
+        o, metrics, views_of = outputs, dict[str, jax.Array](), {}
         solver = dict(
             epsilon=c.matching_epsilon, num_iters=c.matching_iterations, solver=c.matching
         )

@@ -61,7 +61,7 @@ def _concepts(images, localization, share) -> Picture:
     surest = np.sort(best, axis=0)[-min(2, len(best))]
 
     def row(k):
-        panels = []
+        panels: list[Panel] = []
         for i in np.argsort(-best[:, k], kind="stable")[:_COLUMNS]:
             cells = localization[i, :, :, share[i, :, k].argmax()]
             covered = np.where(cells >= _THRESHOLD * cells.max(), 0, -1)

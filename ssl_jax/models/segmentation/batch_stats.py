@@ -22,7 +22,7 @@ class Stateful(NamedTuple):
     apply: Callable[..., tuple[Any, dict[str, Any]]]
 
 
-def stateful(build: type[nnx.Module], **sizes: Any) -> Stateful:
+def stateful(build: Callable[..., nnx.Module], **sizes: Any) -> Stateful:
     """Turns a module into a Stateful.
 
     build: (key, **sizes) -> module, usually its class; the module's call (*inputs, **options) ->
