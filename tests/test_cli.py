@@ -84,6 +84,9 @@ BAD = """
     train --config=sopp --workdir=RUN -> sop
     train CONFIG -> --workdir
     train CONFIG --wrkdir=RUN -> workdir
+    train sop:photos --workdir=RUN -> --config=sop:photos
+    train CONFIG --workdir=RUN --lr=1 -> --config.KEY
+    resume RUN -> train --help
     train CONFIG --workdir=RUN --distributd -> --distributed
     train CONFIG --workdir=RUN zoo -> zoo
     train CONFIG --workdir=RUN --config.optim.lr -> --config.optim.lr
@@ -106,6 +109,7 @@ BAD = """
     train --row=sop/table10/K1023 --workdir=RUN -> table10/K1024
     show --row=sopp/table1 -> sopp
     show --config.seed=1 -> --config
+    show --paper=SOP -> did you mean "sop"
     show --keys=xyz -> xyz
     show --keys xyz -> xyz
     show zoo -> zoo
@@ -151,6 +155,7 @@ BAD_FOR_A_RUN = """
     eval RUN --config.evals.tasks=() -> --task
     eval RUN --add=linar -> linear
     eval RUN --add=dense:cribo -> evals.dense_cribo.data.kind
+    eval RUN --add=logistic --config.evals.logistic.data.dir=/none -> evals.logistic.data.dir
     eval RUN --add=knn -> --add=knn
     eval RUN CONFIG -> checkpoint
     report RUN --out=none/page.html -> none
