@@ -119,6 +119,8 @@ BAD = """
     show --paper=sop dino -> dino
     eval -> NETWORK
     eval RUN -> run
+    eval sop_quickstart -> zoo/sop_quickstart
+    export zoo/sop_speedrun --to=timm --out=RUN -> model.stem="linear"
     eval RUN --out=nowhere/scores.json -> nowhere
     eval RUN --row=sop/table10/K1024 -> --row
     export --to=timm -> NETWORK

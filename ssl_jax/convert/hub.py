@@ -85,8 +85,8 @@ def write(
         )
     if shape.stem != "linear":
         raise InputError(
-            f'model.stem is "{shape.stem}", which {to} does not have; ssl_jax.save writes such a'
-            " network, and ssl_jax.load reads it"
+            f'model.stem is "{shape.stem}", which {to} does not have; use "onnx", "stablehlo" or'
+            ' "safetensors" in its place, or train with model.stem="linear"'
         )
     if shape.mlp == "swiglu" and shape.position != "rope":
         raise InputError(
