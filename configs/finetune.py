@@ -20,7 +20,7 @@ cifar10_small (1 % of the labels) 31.7 and 30.3.
 `init_from` takes a run folder, one checkpoint of it, a file that `ssl_jax.save` wrote, or published
 weights. Where it has a teacher, its weights are taken. What the section `model` says of the network
 must be what it was trained with (size, patch, queries, position, layer_scale); for another image
-size set model.image_size and views.global_size, and its position codes are resized.
+size set model.image_size and views.global_size, and its position embeddings are resized.
 
 ImageNet: BEiT's recipe as iBOT and SOP use it, batch 1024; epochs, drop-path, layer decay and
 warm-up by size. SOP's script has a learning rate of 2e-3 with ViT-B and one of 9e-4 with ViT-L;

@@ -10,13 +10,13 @@ Expected time: 42 hours on 64 V100 for vitl16 (official PRETRAIN.md); not measur
 Expected number: `ssl-jax show --paper=mae`. Small variants: docs/results.md.
 
 Values are the published ones, the same for all sizes: 75 % of the patches dropped at random;
-decoder of 8 blocks, width 512, 16 heads; sine-cosine position codes in encoder and decoder; squared
-error on dropped patches, each normalised by its own mean and (unbiased) variance; random resized
-crops of .2-1 and flips, no photometric draws; AdamW with betas .9 and .95, lr 1.5e-4 x batch / 256
--> 0, warm-up 40 of 800 epochs, batch 4096, weight decay .05, constant and on no bias or 1-D
-parameter (class and mask token ARE decayed, as in the published code, by their rank), no clipping,
-no drop-path. One thing differs: initial kernels are normal with standard deviation .02, where the
-published code draws Xavier-uniform ones (.0255 for qkv and .0228 for the MLP of ViT-B).
+decoder of 8 blocks, width 512, 16 heads; sine-cosine position embeddings in encoder and decoder;
+squared error on dropped patches, each normalised by its own mean and (unbiased) variance; random
+resized crops of .2-1 and flips, no photometric draws; AdamW with betas .9 and .95, lr 1.5e-4 x
+batch / 256 -> 0, warm-up 40 of 800 epochs, batch 4096, weight decay .05, constant and on no bias or
+1-D parameter (class and mask token ARE decayed, as in the published code, by their rank), no
+clipping, no drop-path. One thing differs: initial kernels are normal with standard deviation .02,
+where the published code draws Xavier-uniform ones (.0255 for qkv and .0228 for the MLP of ViT-B).
 
 Not here: table 1c (an encoder with mask tokens), PCA and dVAE targets (1d), fixed-size crops (1e),
 block and grid masks (1f), the curves of figures 5 and 7, the ViT-S on COCO of CrIBo's authors.

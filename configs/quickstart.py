@@ -11,7 +11,7 @@ The recipe is SOP's of configs/small.py, scaled down from the paper's ViT-S/16 o
 network and the crops, so that a step takes a fraction of a second; memory, anchors and batch
 together, so that the memory holds some sixty batches. What a run this short needs beside it:
 - the initialiser at 1/sqrt(width), because .02 leaves a narrow network with almost constant
-  outputs, and position codes at the same scale;
+  outputs, and position embeddings at the same scale;
 - no jitter of colours, as brightness and hue tell photographs apart: k-NN is 6 points better after
   1000 steps; every fifth view is gray, as the collages are;
 - small crops beside the large ones, and the mean of the patch tokens for the image instead of the

@@ -63,7 +63,7 @@ def sections() -> dict:
             " (--import)",
             element="my.module",
             free=True,
-            acts="is imported and so runs",
+            acts="runs code when imported",
         ),
         max_nonfinite=key(
             20,

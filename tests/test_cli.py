@@ -84,6 +84,9 @@ BAD = """
     train --config=sopp --workdir=RUN -> sop
     train CONFIG -> --workdir
     train CONFIG --wrkdir=RUN -> workdir
+    train sop:photos --workdir=RUN -> --config=sop:photos
+    train CONFIG --workdir=RUN --lr=1 -> --config.KEY
+    resume RUN -> train --help
     train CONFIG --workdir=RUN --distributd -> --distributed
     train CONFIG --workdir=RUN zoo -> zoo
     train CONFIG --workdir=RUN --config.optim.lr -> --config.optim.lr
@@ -106,6 +109,7 @@ BAD = """
     train --row=sop/table10/K1023 --workdir=RUN -> table10/K1024
     show --row=sopp/table1 -> sopp
     show --config.seed=1 -> --config
+    show --paper=SOP -> did you mean "sop"
     show --keys=xyz -> xyz
     show --keys xyz -> xyz
     show zoo -> zoo
@@ -115,6 +119,8 @@ BAD = """
     show --paper=sop dino -> dino
     eval -> NETWORK
     eval RUN -> run
+    eval sop_quickstart -> zoo/sop_quickstart
+    export zoo/sop_speedrun --to=timm --out=RUN -> model.stem="linear"
     eval RUN --out=nowhere/scores.json -> nowhere
     eval RUN --row=sop/table10/K1024 -> --row
     export --to=timm -> NETWORK
@@ -151,6 +157,7 @@ BAD_FOR_A_RUN = """
     eval RUN --config.evals.tasks=() -> --task
     eval RUN --add=linar -> linear
     eval RUN --add=dense:cribo -> evals.dense_cribo.data.kind
+    eval RUN --add=logistic --config.evals.logistic.data.dir=/none -> evals.logistic.data.dir
     eval RUN --add=knn -> --add=knn
     eval RUN CONFIG -> checkpoint
     report RUN --out=none/page.html -> none

@@ -145,7 +145,7 @@ def optimizer(model: nn.Module, p) -> torch.optim.Optimizer:
     """AdamW or SGD with momentum 0.9, whose groups have "scale", the layer decay of their rate.
 
     The pyramid and the heads have scale 1, the last block `layer_decay`, what is below the first
-    block `layer_decay ** (blocks + 1)`. Norms, biases, tokens and position codes do not decay.
+    block `layer_decay ** (blocks + 1)`. Norms, biases, tokens and position embeddings do not decay.
     """
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     found = (_BLOCK.match(name) for name, _ in named if name.startswith("backbone.net."))

@@ -16,6 +16,15 @@ from ssl_jax.runtime import stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
 
+# {command: what others call it}
+_SYNONYMS = {
+    "train": "resume pretrain finetune fit run",
+    "eval": "test score validate probe",
+    "embed": "features extract encode predict infer",
+    "export": "convert save",
+    "show": "list ls config configs methods",
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. argv: includes the program's name."""
@@ -70,7 +79,11 @@ def _run(argv: list[str]) -> int:
             f"no command; choose one of {', '.join(COMMANDS)} (ssl-jax --help explains them)"
         )
     if command not in COMMANDS:
-        raise InputError(unknown("command", command, COMMANDS))
+        ours = next((one for one, names in _SYNONYMS.items() if command in names.split()), "")
+        hint = f"; here it is {ours}, see ssl-jax {ours} --help"
+        raise InputError(
+            f'unknown command "{command}"{hint}' if ours else unknown("command", command, COMMANDS)
+        )
     words.remove(command)
     parsers[command].check_flags(words)
     options = parsers[command].parse_args(words)

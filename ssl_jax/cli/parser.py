@@ -26,13 +26,17 @@ class Parser(argparse.ArgumentParser):
         if names := message.partition("required: ")[2]:
             name = names.split(", ")[0]
             (meaning,) = (a.help for a in self._actions if name in (a.metavar, *a.option_strings))
-            message = f"{self.prog.split()[-1]} needs {name}: {meaning}"
+            message = f"{self.prog.split()[-1]} needs {name}: {str(meaning).strip()}"
         example = self._text.partition("Examples:\n")[2].splitlines()[0].strip()
         raise InputError(f"{message}; for example {example}")
 
     def check_flags(self, arguments: Sequence[str]) -> None:
-        """Raises InputError, naming the nearest flag, for a flag that does not exist."""
+        """Raises InputError, naming the nearest flag, for a flag that does not exist, and for a
+        config without --config=."""
         flags = self._option_string_actions
+        if "--config" in flags and arguments and not arguments[0].startswith("-"):
+            name = arguments[0]
+            raise InputError(f"unexpected argument {name}; did you mean --config={name}?")
         for name in (argument.partition("=")[0] for argument in arguments):
             if name in {"--config", "--row"} - flags.keys():
                 raise InputError(
@@ -40,7 +44,8 @@ class Parser(argparse.ArgumentParser):
                     " checkpoint"
                 )
             if name.startswith("-") and name not in flags:
-                raise InputError(unknown("flag", name, flags))
+                hint = "; settings are written --config.KEY=VALUE" if self.takes_keys else ""
+                raise InputError(unknown("flag", name, flags) + hint)
 
     def format_help(self) -> str:
         """The text of --help."""

@@ -62,12 +62,15 @@ def did_you_mean(name: object, options: Collection[str]) -> str:
 
 
 def nearest(name: str, options: Collection[str]) -> str | None:
-    """The most similar option by full name, else by the last part of dotted names."""
-    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
-    if not close:
-        last = {o.rsplit(".", 1)[-1]: o for o in options}
-        close = [
-            last[c]
-            for c in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.7)
-        ]
-    return close[0] if close else None
+    """The most similar option by full name, else by the last part of dotted names. Case and the
+    dashes of flags do not count."""
+    for dots, cutoff in ((0, 0.6), (1, 0.7)):
+        known = {_plain(option, dots): option for option in options}
+        if close := difflib.get_close_matches(_plain(name, dots), known, n=1, cutoff=cutoff):
+            return known[close[0]]
+    return None
+
+
+def _plain(name: str, dots: int) -> str:
+    """A name without dashes in front, in lower case, and if dots = 1 only behind its last dot."""
+    return name.lstrip("-").lower().rsplit(".", dots)[-1]

@@ -69,7 +69,7 @@ class Key:
         if effect := self.effect(value):
             flag = "--import=MODULE" if name == "imports" else f"--config.{name}=VALUE"
             raise InputError(
-                f"{name} of the stored config is {value!r}, which {effect}; set it yourself"
+                f"the stored config sets {name}={value!r}, which {effect}; set it yourself"
                 f" ({flag}), or if you trust its author, use --trust (Python: trust=True)"
             )
 

@@ -13,7 +13,7 @@ from ssl_jax.convert.weights import Weights
 def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
     """Weights with the tokens, LayerScale and mask vector of the described network.
 
-    - Position codes that a library adds to registers (timm by default) are added to the registers.
+    - Position embeddings that a library adds to registers (timm by default) are added to them.
     - Zero biases that the network lacks are left out.
     - Query tokens, written as registers after the registers, are separated.
     - LayerScale and a mask vector that the library's model has, but the network lacks, are left out
@@ -59,7 +59,7 @@ def _take_biases(arrays: dict, names: dict, model: Mapping[str, Any]) -> None:
 
 
 def _take_codes(arrays: dict[str, np.ndarray], model: Mapping[str, Any]) -> None:
-    """Takes the codes of registers out of the position codes [cls + registers + patches, d]."""
+    """Takes those of registers out of the position embeddings [cls + registers + patches, d]."""
     registers, codes = arrays.get("backbone/registers"), arrays.get("backbone/position")
     if registers is None or codes is None or registers.shape[1:] != codes.shape[1:]:
         return

@@ -1,7 +1,7 @@
 """DINOv3's networks under the names of its authors' code, of Hugging Face and of timm.
 
-Besides parameters, the authors' files hold the periods of the rotary position codes, and masks that
-say which of query, key and value have a bias.
+Besides parameters, the authors' files hold the periods of the rotary position embeddings, and masks
+that say which of query, key and value have a bias.
 """
 
 import re
@@ -127,13 +127,13 @@ def from_authors(tensors: Mapping[str, np.ndarray]) -> Prepared:
 
 
 def _check_no_codes(tensors: Mapping[str, np.ndarray]) -> None:
-    """Refuses other networks of the same names, which add position codes. Raises InputError."""
+    """Refuses other networks of the same names, which add position embeddings: InputError."""
     others = ("pos_embed", "position_embeddings", "relative_position_bias_table")
     for name in tensors:
         if name.endswith(others):
             raise InputError(
                 f"{name} belongs to another network, such as BEiT or EVA; of networks with gamma_1,"
-                " storage_tokens or rope only DINOv3's are read, which have no position codes"
+                " storage_tokens or rope only DINOv3's are read, which have no position embeddings"
             )
 
 

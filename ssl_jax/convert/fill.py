@@ -26,8 +26,8 @@ def fill(
         checked.
 
     Returns:
-      (tree, report). Filled arrays are as in `weights`, float32 after resizing of position codes;
-      the others are the leaves of `params` themselves.
+      (tree, report). Filled arrays are as in `weights`, float32 after resizing of position
+      embeddings; the others are the leaves of `params` themselves.
 
     Raises:
       InputError: nothing matches; a shape that does not fit (both shapes and the likely cause are
@@ -90,8 +90,8 @@ def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[s
 
     A head or a decoder is taken whole or not at all: with other layers it was made for another
     objective, even where some of its shapes agree (MAE's decoder and STELLAR's); so it is with
-    another kind of position codes. The encoder may have more or fewer tokens, and "constants" is a
-    loose list.
+    another kind of position embeddings. The encoder may have more or fewer tokens, and "constants"
+    is a loose list.
     """
     taken = []
     for part in dict.fromkeys(path.split("/")[0] for path in paths):
@@ -100,8 +100,8 @@ def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[s
         odd = sorted(set(ours) ^ {path for path in theirs if not path.endswith("/position")})
         if part == "decoder" and theirs and _has_no_positions(part, ours, weights):
             notes.append(
-                "decoder: these weights were trained with position codes of zero (as transformers"
-                " initialises ViTMAE), this model has fixed ones; newly initialised"
+                "decoder: these weights were trained with position embeddings of zero (as"
+                " transformers initialises ViTMAE), this model has fixed ones; newly initialised"
             )
         elif part in ("backbone", "constants") or not odd:
             taken += [path for path in ours if path in weights.arrays]
@@ -111,7 +111,7 @@ def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[s
 
 
 def _has_no_positions(part: str, ours: list[str], weights: Weights) -> bool:
-    """Whether position codes are zeros there, where this network computes fixed ones."""
+    """Whether position embeddings are zeros there, where this network computes fixed ones."""
     codes = weights.arrays.get(f"{part}/position")
     return codes is not None and f"{part}/position" not in ours and not np.any(np.asarray(codes))
 
@@ -177,7 +177,7 @@ _CAUSES = (
 
 
 def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]):
-    """Position codes [lead + n, d] for another grid, or with or without the row of the
+    """Position embeddings [lead + n, d] for another grid, or with or without the row of the
     class token.
     """
     (lead, grid), (wanted_lead, wanted_grid) = grid_of(codes.shape[0]), grid_of(shape[0])
@@ -194,19 +194,20 @@ def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]
         channels = len(weights.model.get("mean", range(3)))
         side = 1 if kernel is None else math.isqrt(kernel.shape[0] // channels)
         notes.append(
-            f"position codes resized from {grid} x {grid} to {wanted_grid} x {wanted_grid} patches"
-            f" ({', '.join(rule.values())}), and again for views of another size, which changes"
-            f" features slightly; --config.model.image_size={grid * side} keeps them unchanged"
+            f"position embeddings resized from {grid} x {grid} to {wanted_grid} x {wanted_grid}"
+            f" patches ({', '.join(rule.values())}), and again for views of another size,"
+            f" which changes features slightly; --config.model.image_size={grid * side} keeps them"
+            " unchanged"
         )
     if wanted_lead and not lead:
         first = np.zeros((1, shape[1]), np.float32)
-        notes.append("no position code for the class token: using zeros")
+        notes.append("no position embedding for the class token: using zeros")
     return np.concatenate([first[:wanted_lead], rest])
 
 
 def grid_of(count: int) -> tuple[int, int | None]:
-    """(codes in front, side of the square grid) of so many position codes; side None if they are no
-    such thing.
+    """(codes in front, side of the square grid) of so many position embeddings; side None if they
+    are no such thing.
     """
     for lead in (0, 1):
         if count > lead and math.isqrt(count - lead) ** 2 == count - lead:
@@ -234,8 +235,8 @@ def _blocks(paths: Iterable[str]) -> set[int]:
 
 def _check_model(shapes, weights: Weights, taken, computed, model: Mapping | None) -> None:
     """Refuses a model in which the weights would compute something else, naming all keys that would
-    have to change: LayerScale or registers in one of the two networks alone, position codes that
-    are not the fixed ones which it computes, values of its `model` section.
+    have to change: LayerScale or registers in one of the two networks alone, position embeddings
+    that are not the fixed ones which it computes, values of its `model` section.
     """
     reasons: list[str] = []
     keys: dict[str, Any] = {}
@@ -275,7 +276,7 @@ def _check_model(shapes, weights: Weights, taken, computed, model: Mapping | Non
 
 
 def is_sincos(codes: np.ndarray) -> bool:
-    """Whether position codes [(1 +) n, d] are the fixed ones, with zeros for a class token."""
+    """Whether position embeddings [(1 +) n, d] are the fixed ones, with zeros for a class token."""
     lead, grid = grid_of(codes.shape[0])
     if grid is None or codes.shape[1] % 4:
         return False

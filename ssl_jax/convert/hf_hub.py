@@ -21,7 +21,7 @@ _MODELS = {
     "dinov3_vit": ("DINOv3ViTModel", "hf_dinov3"),
 }
 _ELSEWHERE = {  # model types of networks that look like ViTs
-    "eva02": "RoPE instead of position codes",
+    "eva02": "RoPE instead of position embeddings",
     "clip": "a norm in front of the blocks",
     "siglip": "an attention pooling head",
 }
@@ -76,7 +76,7 @@ def write(network: Network) -> Folder:
 
 
 def _rotating(network: Network) -> Folder:
-    """The folder of a network with rotary position codes."""
+    """The folder of a network with rotary position embeddings."""
     c, arrays = network.shape, dict(network.params)
     name, _ = _MODELS["dinov3_vit"]
     gated = c.mlp == "swiglu"
@@ -183,8 +183,8 @@ def _remarks(network: Network, kind: str, family: str) -> list[str]:
         kernel = "antialiased bicubic" if "antialias" in rule["resize_kernel"] else "bicubic"
         remarks.append(
             f"At sizes other than {c.image_size} x {c.image_size} features differ slightly:"
-            f" {_MODELS[kind][0]} resizes position codes by a{'n' * (kernel[0] == 'a')} {kernel}"
-            f' kernel, this network was made for position_resize="{c.position_resize}",'
+            f" {_MODELS[kind][0]} resizes position embeddings by a{'n' * (kernel[0] == 'a')}"
+            f' {kernel} kernel, this network was made for position_resize="{c.position_resize}",'
             f' resize_kernel="{c.resize_kernel}".'
         )
     if family == "hf":

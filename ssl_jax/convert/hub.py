@@ -85,13 +85,13 @@ def write(
         )
     if shape.stem != "linear":
         raise InputError(
-            f'model.stem is "{shape.stem}", which {to} does not have; ssl_jax.save writes such a'
-            " network, and ssl_jax.load reads it"
+            f'model.stem is "{shape.stem}", which {to} does not have; use "onnx", "stablehlo" or'
+            ' "safetensors" in its place, or train with model.stem="linear"'
         )
     if shape.mlp == "swiglu" and shape.position != "rope":
         raise InputError(
             'model.mlp is "swiglu" and model.position is not "rope"; gated MLPs are exported only'
-            " with rotary position codes; ssl_jax.save writes this network"
+            " with rotary position embeddings; ssl_jax.save writes this network"
         )
     if shape.stages and to != "timm":
         raise InputError(f"a Swin transformer (model.stages) is exported --to timm, not {to}")
@@ -129,7 +129,7 @@ def _fill_biases(flat: dict[str, np.ndarray]) -> None:
 
 
 def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """{path: float32 array} with computed position codes as learned ones and query tokens as
+    """{path: float32 array} with computed position embeddings as learned ones and query tokens as
     registers: learned tokens without a position are the same thing wherever they stand. The mask
     vector is a student's, and left out.
     """

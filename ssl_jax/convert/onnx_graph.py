@@ -1,8 +1,8 @@
 """A traced function as an ONNX graph, for the operations that the networks of `models` consist of.
 
-What depends on weights alone is computed here: resized position codes, the weights of each block,
-indices of windows. Layer norms and GELUs become ONNX's own operators, as inference programs have
-fast kernels for those.
+What depends on weights alone is computed here: resized position embeddings, the weights of each
+block, indices of windows. Layer norms and GELUs become ONNX's own operators, as inference
+programs have fast kernels for those.
 """
 
 import itertools

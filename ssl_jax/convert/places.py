@@ -36,7 +36,9 @@ def find(path: str | Path) -> Place:
     """
     place = resolve(path)
     if not place.exists():
-        raise MissingFile(f"no such file or folder: {path}")
+        known = str(path) in {network.stem for network in ZOO.glob("*.safetensors")}
+        hint = f"; did you mean zoo/{path}?" if known else ""
+        raise MissingFile(f"no such file or folder: {path}{hint}")
     return Place(place, read.weight_file(place))
 
 

@@ -66,7 +66,7 @@ same = Layout(_same, _same)
 matrix = Layout(np.transpose, np.transpose)
 # Convolution over patches: [d, 3, p, p] and [p * p * 3, d], rows ordered by row, column, channel.
 patches = Layout(_read_patches, _write_patches)
-# Tokens and position codes: [1, n, d] (or [n, d]) and [n, d].
+# Tokens and position embeddings: [1, n, d] (or [n, d]) and [n, d].
 tokens = Layout(lambda x: x.reshape(-1, x.shape[-1]), lambda x: x[None])
 # Gain of a weight-normalised layer: [K, 1] and [1, K].
 gain = Layout(lambda x: x.reshape(1, -1), lambda x: x.reshape(-1, 1))

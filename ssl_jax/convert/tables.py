@@ -49,8 +49,8 @@ class Family(NamedTuple):
     rows: the table.
     prefixes: what may stand before a name, several of them too.
     model: settings of the config's `model` section with which our network computes the same (the
-      code of DINO and its descendants resizes position codes with an offset of 0.1 cells, timm with
-      an antialiased kernel).
+      code of DINO and its descendants resizes position embeddings with an offset of 0.1 cells, timm
+      with an antialiased kernel).
     norm_eps: of their LayerNorms; between 1e-12 and 1e-6 the difference is below float32's rounding
       for trained weights.
     method: ours, if the checkpoint belongs to one method.
@@ -274,13 +274,13 @@ FAMILIES: dict[str, Family] = {
         rows=_TIMM,
     ),
     # An encoder alone, under names that DINO, MAE and timm share: nothing tells how they resize
-    # position codes, so nothing is asked.
+    # position embeddings, so nothing is asked.
     "vit": Family(
         title="ViT under names that DINO, MAE and timm share",
         mark=r"patch_embed\.proj\.weight",
         model={"gelu": "erf"},
         note=(
-            "these names do not tell how position codes are resized: set"
+            "these names do not tell how position embeddings are resized: set"
             " model.position_resize=dino_offset for an encoder of DINO, iBOT, SOP, MaSSL, CrIBo,"
             " FLSL or DINOv2, and model.resize_kernel=antialias-0.5 for one of timm"
         ),

@@ -138,7 +138,7 @@ def _variances(c: vit.ViTConfig, eps: float) -> list[str]:
 
 
 def _rotating(network: Network) -> Folder:
-    """The folder of a network with rotary position codes."""
+    """The folder of a network with rotary position embeddings."""
     c, arrays = network.shape, with_scales(network.params, network.shape)
     gated = c.mlp == "swiglu"
     for key, cannot in (
@@ -179,8 +179,8 @@ def _remarks(network: Network) -> list[str]:
     if (c.position_resize, c.resize_kernel) != ("exact", "antialias-0.5"):
         remarks.append(
             f"At sizes other than {c.image_size} x {c.image_size} features differ slightly: timm"
-            " resizes position codes by an antialiased bicubic kernel, this network was made for"
-            f' position_resize="{c.position_resize}", resize_kernel="{c.resize_kernel}".'
+            " resizes position embeddings by an antialiased bicubic kernel, this network was made"
+            f' for position_resize="{c.position_resize}", resize_kernel="{c.resize_kernel}".'
         )
     if c.norm_eps != _EPS:
         remarks.append(

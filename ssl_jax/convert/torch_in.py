@@ -131,7 +131,7 @@ def translate(
 # Layers that ours has not, by names that only they have, in all libraries.
 _UNLIKE = {
     r"(.*\.)?(rope|rope_embeddings)\..*": (
-        "rotary position codes of another kind than DINOv3's, which follow from the grid"
+        "rotary position embeddings of another kind than DINOv3's, which follow from the grid"
     ),
     r".*\.(q_norm|k_norm)\..*": "norms of queries and keys, which this vision transformer lacks",
 }
@@ -193,8 +193,8 @@ def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: 
         left.append(*parts_of.pop("backbone/cls"))
         del arrays["backbone/cls"], titles["backbone/cls"]
         notes.append(
-            "its class token is not used (FLSL): position codes are fixed, and the class token has"
-            " none"
+            "its class token is not used (FLSL): position embeddings are fixed, and the class token"
+            " has none"
         )
     return Weights(
         source,
@@ -224,7 +224,7 @@ def _is_floating(tensor) -> bool:
 
 def _class_token_is_unused(arrays: Mapping[str, np.ndarray]) -> bool:
     """Whether this is an encoder of FLSL: its code keeps DINO's class token among the parameters,
-    but neither feeds it to the blocks nor has a position code for it.
+    but neither feeds it to the blocks nor has a position embedding for it.
     """
     codes = arrays.get("backbone/position")
     if codes is None or "backbone/cls" not in arrays:

@@ -102,8 +102,8 @@ def _fields(weights: Weights, fields: Mapping[str, Any]) -> dict[str, Any]:
         position = "sincos" if fixed else "learned"
     if 3 * side**2 != arrays["patch/kernel"].shape[0] or grid is None:
         raise InputError(
-            f"{weights.source}: patches must be square with 3 channels, and position codes a square"
-            " grid"
+            f"{weights.source}: patches must be square with 3 channels, and position embeddings a"
+            " square grid"
         )
     shown: dict[str, Any] = dict(
         width=width,

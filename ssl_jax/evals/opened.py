@@ -1,10 +1,11 @@
 """Opens the sources of evaluations."""
 
+import re
 from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from ssl_jax.config import flatten
+from ssl_jax.config import InputError, flatten
 from ssl_jax.data import base
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.reduced import Reduced
@@ -33,7 +34,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     for name, c in section.selected(config, tasks).items():
         images = images_of_section(c)
         if images not in opened:
-            opened[images] = _pair(c, config.data.max_unreadable, config.model.patch)
+            opened[images] = _named_pair(name, c, config)
             stored += opened[images] if c.data.kind not in EMBEDDED else ()
         for source in opened[images]:
             section.check_source(name, c, source)
@@ -43,6 +44,15 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     for source in stored:
         source.look(config.seed)
     return result
+
+
+def _named_pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]:
+    """`_pair` of the evaluation `name`, whose errors name the keys of its section."""
+    try:
+        return _pair(c, config.data.max_unreadable, config.model.patch)
+    except InputError as error:
+        key = rf"(?<![\w./])data\.(?=(?:{'|'.join(c.data)})\b)"
+        raise InputError(re.sub(key, f"evals.{name}.data.", str(error))) from error
 
 
 def _pair(c: ConfigDict, share: float, patch: int) -> tuple[Monitored, ...]:

@@ -24,7 +24,7 @@ class Rule:
     lr: factor on the learning rate.
     decay: weight decay of all (True), none (False) or "matrices": tensors of rank 2 and more,
       without biases (the DINO family's "not on biases and 1-D parameters" by the rank of the stored
-      tensor, so class token, position codes, mask token and a [1, K] gain ARE decayed).
+      tensor, so class token, position embeddings, mask token and a [1, K] gain ARE decayed).
     freeze_epochs: before this epoch, values, moments and step count stay unchanged. NEVER: never
       trained, and without moments.
     clip_group: gradients of all tensors with the same group name are clipped by their joint norm;

@@ -134,8 +134,8 @@ def make(config: ConfigDict) -> base.Method:
         return decode.apply(params["decoder"], rows, codes(images.shape[1:3]), keep=keep)
 
     def codes(size):
-        """The decoder's sine-cosine position codes [n, decoder_width], resized for another image
-        size like the encoder's."""
+        """The decoder's sine-cosine position embeddings [n, decoder_width], resized for another
+        image size like the encoder's."""
         native, grid = m.image_size // m.patch, (size[0] // m.patch, size[1] // m.patch)
         codes = jnp.asarray(position.sincos_2d(native, c.decoder_width), jnp.float32)
         return position.resize_codes(

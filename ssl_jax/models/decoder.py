@@ -8,7 +8,7 @@ STELLAR's (without).
     # tokens [B, 1 + 49, 768] and keep [B, 49] -> [B, 196, 768]
     pixels = model.apply(params, tokens, codes, keep=keep)
 
-The caller passes the position codes: `position.sincos_2d` for MAE, random Fourier features for
+The caller passes the position embeddings: `position.sincos_2d` for MAE, random Fourier features for
 STELLAR.
 """
 
@@ -41,7 +41,7 @@ def decoder(
     attention: str = "auto",
     dtype: str = "float32",
 ) -> Model:
-    """Linear, + position codes, pre-norm blocks, LayerNorm, Linear.
+    """Linear, + position embeddings, pre-norm blocks, LayerNorm, Linear.
 
     Args:
       in_dim: channels of a token; out_dim: channels of an output (patch * patch * 3 for pixels, K
@@ -50,15 +50,15 @@ def decoder(
         blocks, as in `ViTConfig`.
       init_std: standard deviation of the initial kernels and of the mask token.
       mask_token: whether the model has a mask token, which fills cells without a token.
-      cls: whether the first token is a class token: its position code is zero, others attend to
-        it, and it has no output.
+      cls: whether the first token is a class token: its position embedding is zero, others attend
+        to it, and it has no output.
 
     Returns:
       Model with parameters "embed", "mask_token" [1, width], "blocks" (each array
       [depth, ...]), "norm", "out", and
       apply(params, tokens, codes, *, keep=None) -> float32 [B, n, out_dim]:
         tokens [B, m, in_dim], or [B, 1 + m, in_dim] with `cls`; any float type;
-        codes [n, width], position codes of all n cells, row by row;
+        codes [n, width], position embeddings of all n cells, row by row;
         keep [B, m] int, distinct: the cell of each token; the mask token fills the other cells.
           None: m = n, in order.
       apply raises ValueError for wrong shapes, naming the argument.

@@ -13,7 +13,7 @@ from ssl_jax.models import position as position_lib
 from ssl_jax.models import vit
 from ssl_jax.models.functional import Model, functional
 
-_STD = 0.02  # initial std of detection tokens and position codes, as in the authors' code
+_STD = 0.02  # initial std of detection tokens and position embeddings, as in the authors' code
 _LAYERS = 3  # layers of each head
 
 
@@ -29,7 +29,7 @@ def yolos(shape: vit.ViTConfig, classes: int, middle: int = 0) -> Model:
 
     Args:
       shape: with `queries` > 0. classes: number of object classes.
-      middle: image side in pixels for which learned position codes exist that are added after
+      middle: image side in pixels for which learned position embeddings exist that are added after
         every block but the last, resized to other images like the input's codes; 0 = none.
 
     Raises:
@@ -49,7 +49,7 @@ def pretrained(
     Args:
       shape: the detector's encoder.
       encoder: parameters of a `vit.vit`, whose shape may differ in queries, mask token and
-        image_size. native: its image_size, from whose grid learned position codes are resized.
+        image_size. native: its image_size, from whose grid learned position embeddings are resized.
 
     Raises:
       ValueError: a weight is missing or has another shape.

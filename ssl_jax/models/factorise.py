@@ -8,11 +8,11 @@ localization map L ("where").
     # patches [B, n, 768] and sparse tokens [B, r, 768]
     maps = ops.localization(*project.apply(params, patches, sparse))   # [B, n, r]
     latent = factorise.recompose(maps, sparse)                         # [B, n, 768], rank <= r
-    # Position codes of the decoder, [196, 512].
+    # Position embeddings of the decoder, [196, 512].
     codes = factorise.fourier_codes(matrix, (14, 14))
 
 Source: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR), eq. 1
-and 3; its official code for biases and the position code, which the text does not specify.
+and 3; its official code for biases and the position embedding, which the text does not specify.
 """
 
 import functools
@@ -85,7 +85,7 @@ def fourier_matrix(key: jax.Array, width: int) -> jax.Array:
 
 
 def fourier_codes(matrix: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """Random Fourier position codes of the cells of a grid (Tancik et al. 2020).
+    """Random Fourier position embeddings of the cells of a grid (Tancik et al. 2020).
 
     A cell centre (x, y) in (0, 1) gives v = 2 pi (2 (x, y) - 1) G and the code [sin v_0, cos v_0,
     sin v_1, ...].

@@ -1,4 +1,4 @@
-"""Position codes of patches: the fixed 2-D sine-cosine code, and resizing a grid of codes to
+"""Position embeddings of patches: the fixed 2-D sine-cosine code, and resizing a grid of codes to
 another image size.
 
 The matrices are small constants, computed by NumPy in float64 during tracing.
@@ -68,8 +68,8 @@ def resize_matrix(
 def resize_codes(
     codes: jax.Array, native: int, target: tuple[int, int], *, rule: str, kernel: str
 ) -> jax.Array:
-    """Resamples position codes [native * native, d] to [target_h * target_w, d] (float32, matrix
-    products at full precision).
+    """Resamples position embeddings [native * native, d] to [target_h * target_w, d] (float32,
+    matrix products at full precision).
 
     At the native grid, the codes are returned unchanged under both rules, as in DINO's code.
     """

@@ -1,4 +1,4 @@
-"""Rotary position codes (RoPE) on a grid of patches, as in DINOv3: each pair of channels of a
+"""Rotary position embeddings (RoPE) on a grid of patches, as in DINOv3: each pair of channels of a
 patch's query and key is rotated by an angle proportional to the patch's row or column, so that
 their product depends on relative positions only. Class, register and query tokens are not rotated.
 

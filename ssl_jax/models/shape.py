@@ -39,7 +39,7 @@ class ViTConfig:
     patch: int = field(16, "side of a square patch", "pixels", required=True, above=0, most=1024)
     image_size: int = field(
         224,
-        "image size of the position codes, which are interpolated for other sizes",
+        "image size of the position embeddings, which are interpolated for other sizes",
         "pixels, square",
         required=True,
         above=0,
@@ -76,8 +76,8 @@ class ViTConfig:
     )
     position: str = field(
         "learned",
-        'position codes: "learned"; "sincos", fixed, without one for the class token; or "rope",'
-        " rotation of the patches' queries and keys (DINOv3)",
+        'position embeddings: "learned"; "sincos", fixed, without one for the class token; or'
+        ' "rope", rotation of queries and keys of patches (DINOv3)',
         choices=("learned", "sincos", "rope"),
     )
     rope_base: float = field(100.0, "base of RoPE's periods", above=1, most=1e6)
@@ -105,13 +105,13 @@ class ViTConfig:
     )
     position_resize: str = field(
         "exact",
-        'resizing rule of position codes: "exact", or "dino_offset" (DINO-family weights)',
+        'resizing rule of position embeddings: "exact", or "dino_offset" (DINO-family weights)',
         choices=position_lib.RULES,
     )
     resize_kernel: str = field(
         "keys-0.75",
-        'cubic kernel that resizes position codes: "keys-0.75" (torch, without antialiasing), or'
-        ' "antialias-0.5" (timm weights)',
+        'cubic kernel that resizes position embeddings: "keys-0.75" (torch, without antialiasing),'
+        ' or "antialias-0.5" (timm weights)',
         choices=position_lib.KERNELS,
     )
     layer_scale: float = field(
@@ -151,7 +151,10 @@ class ViTConfig:
         most=0.4,
     )
     position_std: float = field(
-        0.0, "standard deviation of initial learned position codes; 0 = init_std", least=0, most=4
+        0.0,
+        "standard deviation of initial learned position embeddings; 0 = init_std",
+        least=0,
+        most=4,
     )
     cls_std: float = field(
         0.0, "standard deviation of the initial class token; 0 = init_std", least=0, most=4

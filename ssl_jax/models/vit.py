@@ -55,11 +55,11 @@ def vit(config: ViTConfig) -> Model:
             a clean (teacher or evaluation) pass can use the student's tree.
           images: float [B, H, W, channels] in [0, 1]; H and W multiples of the patch.
           masks: bool [B, n], True = the mask token replaces the patch embedding before position
-            codes are added.
+            embeddings are added.
           keep: int32 [B, m], indices of the patches to keep; the others are dropped after position
-            codes are added.
+            embeddings are added.
           keys: [B] typed PRNG keys, one per image, for drop-path and the augmentation of rotary
-            position codes; None = neither.
+            position embeddings; None = neither.
           layers: indices of blocks whose outputs are also returned, -1 = the input of the first;
             norm_layers: whether to apply the final norm to them.
           attention: also return the last block's attention weights.
@@ -181,8 +181,8 @@ class _ViT(nnx.Module):
         return jnp.concatenate(parts, axis=1)
 
     def _codes(self, grid):
-        """Position codes of the class token ([1, d], or 0) and of the patches ([n, d], or 0) for
-        an image with this grid.
+        """Position embeddings of the class token ([1, d], or 0) and of the patches ([n, d], or 0)
+        for an image with this grid.
         """
         c = self.config
         if c.position == "rope":

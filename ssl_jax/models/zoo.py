@@ -74,8 +74,8 @@ def forward_flops(config: ViTConfig, height: int, width: int, visible: int | Non
       height, width: image size in pixels.
       visible: number of patches that enter the blocks (all are embedded); None = all.
 
-    The count excludes norms, softmax, GELU and the resizing of position codes, together about 1 %
-    for ViT-B/16.
+    The count excludes norms, softmax, GELU and the resizing of position embeddings, together about
+    1 % for ViT-B/16.
     """
     if config.stages:
         return swin.forward_flops(config, height, width)

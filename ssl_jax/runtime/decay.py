@@ -5,7 +5,7 @@ from typing import Any
 
 from ssl_jax import trees
 
-# Learned tokens and position codes of a ViT, by the last part of their paths.
+# Learned tokens and position embeddings of a ViT, by the last part of their paths.
 TOKENS = ("cls", "position", "registers", "queries", "mask_token")
 
 

@@ -72,7 +72,7 @@ def tokens(encoder: encoder_lib.Encoder, images: np.ndarray) -> np.ndarray:
 
 
 def with_rule(encoder: encoder_lib.Encoder, **rule: str) -> encoder_lib.Encoder:
-    """The same weights with another rule for position codes at other sizes."""
+    """The same weights with another rule for position embeddings at other sizes."""
     shape = dataclasses.replace(encoder.shape, **rule)
     return encoder_lib.published(shape, encoder.backbone, "random")
 

@@ -108,7 +108,7 @@ def test_constants_are_taken_one_by_one():
     assert report.missing == ("constants/other",) and report.left == ("their.constants/mark",)
 
 
-# --- position codes
+# --- position embeddings
 
 
 @pytest.mark.parametrize("rule", [*position.RULES, "antialias-0.5"])

@@ -30,7 +30,7 @@ FLSL = published.encoder(cls=False)
 FLSL["pos_embed"] = position.sincos_2d(GRID, D)[None].astype(np.float32)
 EXACT, OFFSET = ("exact", "keys-0.75"), ("dino_offset", "keys-0.75")
 TIMMS = ("exact", "antialias-0.5")
-# Name: (the file, its rule for position codes, the encoder under timm's names for
+# Name: (the file, its rule for position embeddings, the encoder under timm's names for
 # `published.forward`, the family to give).
 NETWORKS = {
     "cribo": (FAMILIES["cribo"], OFFSET, PLAIN),

@@ -52,7 +52,7 @@ def fixed(c: vit.ViTConfig) -> dict:
     [pytest.param(*case, marks=() if case[1] in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_names_and_shapes_are_the_librarys_and_reading_gives_the_same_bits(exported, to, name):
-    """With the rule of its position codes: also at other sizes."""
+    """With the rule of its position embeddings: also at other sizes."""
     encoder, folder, _ = exported(to, name)
     tensors = read.tensors(folder / "model.safetensors")
     assert networks.shapes(tensors) == networks.golden()[to][name]
@@ -117,7 +117,7 @@ def test_the_image_is_what_the_method_says(name, image, tmp_path):
 
 
 def test_a_network_that_was_trained_further_elsewhere(exported, tmp_path):
-    """Its position codes are no sine-cosines any more, its factors no ones."""
+    """Its position embeddings are no sine-cosines any more, its factors no ones."""
     scale = "encoder.layer.0.layer_scale1.lambda1"
     for to, name, tensor in (("hf", "queries", scale), ("timm", "patches_alone", "pos_embed")):
         folder = shutil.copytree(exported(to, name)[1], tmp_path / to)
@@ -260,7 +260,7 @@ def test_a_folder_of_transformers_needs_no_key(tmp_path):
 
 
 def test_codes_of_registers_are_taken_into_them(tmp_path):
-    """timm's default: a position code for every token in front."""
+    """timm's default: a position embedding for every token in front."""
     tensors, rng = published.encoder(d=64), np.random.default_rng(0)
     codes, tokens = (rng.standard_normal((1, 3, 64)).astype(np.float32) for _ in range(2))
     first, rest = np.split(tensors["pos_embed"], [1], axis=1)

@@ -61,7 +61,7 @@ SHAPE = dict(
 TIMM_SHAPE = dict(
     img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, dynamic_img_size=True
 )
-# Given timm or transformers. timm's class token of DINOv2 has no position code, which is zero here.
+# Given timm or transformers. In timm, DINOv2's class token has no position embedding: zeros here.
 MODELS = {
     "timm": lambda timm: timm.create_model("vit_tiny_patch16_224", num_classes=5, **TIMM_SHAPE),
     "timm dinov2": lambda timm: timm.create_model(

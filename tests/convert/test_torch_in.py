@@ -256,7 +256,7 @@ def test_weight_norm_multiplied_in(saved):
 
 
 def test_a_decoder_without_positions_is_left(saved):
-    """ViTMAE of transformers, trained from scratch: its decoder never had position codes."""
+    """ViTMAE of transformers, trained from scratch: its decoder never had position embeddings."""
     t = published.mae()
     t["decoder_pos_embed"] *= 0
     params, report = convert.load_torch(saved(t), shapes("mae"))
@@ -341,7 +341,7 @@ WRITERS = {
 
 
 def rotating(**changes) -> vit.ViTConfig:
-    """Of a network in `RECOGNISED` with rotary position codes."""
+    """Of a network in `RECOGNISED` with rotary position embeddings."""
     fields = dict(width=D, depth=DEPTH, heads=HEADS, patch=PATCH, image_size=PATCH * GRID)
     return vit.ViTConfig(**fields, position="rope", **changes)
 

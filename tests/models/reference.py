@@ -45,7 +45,7 @@ def blocks(params, x, heads, kind="erf", eps=1e-6, scales=None, angles=None):
     """Tokens [N, d] after all blocks, and the attention [h, N, N] of the last one.
 
     scales: [depth, 2], of the two branches of a block (drop-path). angles: [N, d / heads / 2], of
-    rotary position codes.
+    rotary position embeddings.
     """
     d = x.shape[1] // heads
     for i in range(len(params["norm1"]["scale"])):

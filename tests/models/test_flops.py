@@ -38,7 +38,7 @@ def test_encoder(changes, kept, height):
     keep = None if kept is None else jnp.zeros((2, kept), jnp.int32)
     encode, images = functools.partial(model.apply, keep=keep), shape(2, height, 96, 3)
     formula = 2 * zoo.forward_flops(config, height, 96, kept)
-    # Position codes of 6 x 6 patches become those of 4 x 6: rows first, then columns.
+    # Position embeddings of 6 x 6 patches become those of 4 x 6: rows first, then columns.
     resizing = 0 if height == 96 else 2 * 768 * (4 * 6 * 6 + 4 * 6 * 6)
     counted = flops.matmul_flops(encode, params_of(model), images)
     assert counted == formula + resizing

@@ -1,4 +1,4 @@
-"""Position codes against torch's documented resampling formulas, Pillow-like antialiasing in
+"""Position embeddings against torch's documented resampling formulas, Pillow-like antialiasing in
 jax.image, and MAE's construction.
 """
 

@@ -1,4 +1,4 @@
-"""Rotary position codes against numbers worked out by hand, and what their draws depend on."""
+"""Rotary position embeddings against numbers worked out by hand, and what their draws depend on."""
 
 import jax
 import jax.numpy as jnp

@@ -91,7 +91,7 @@ def turns(rows, columns, width, base, keep):
 
 
 def embedded(image, p, c):
-    """Patch tokens [n, d] before position codes."""
+    """Patch tokens [n, d] before position embeddings."""
     if c.stem == "linear":
         return np.stack([reference.linear(x.ravel(), p) for x in windows(image, c.patch, c.patch)])
     for i in range(len(p["convs"])):

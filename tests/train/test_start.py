@@ -196,7 +196,7 @@ REFUSED = {  # {file: what its refusal names}
     "README.md": "README.md",
     "deep.npz": "3 transformer blocks",
     "wide.npz": "prototypes",
-    "full.npz": "model.position_resize=dino_offset",  # or its position codes are misread
+    "full.npz": "model.position_resize=dino_offset",  # or its position embeddings are misread
 }
 
 

@@ -39,8 +39,8 @@ class Settings:
     )
     decayed: str = field(
         "matrices",
-        'parameters with weight decay: "matrices" (no biases, norms, tokens, position codes), all'
-        ' but norms and position codes ("not_norms"), or "all"',
+        'parameters with weight decay: "matrices" (no biases, norms, tokens, position embeddings),'
+        ' all but norms and position embeddings ("not_norms"), or "all"',
         choices=DECAYS,
     )
     power: float = field(

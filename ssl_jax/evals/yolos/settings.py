@@ -18,7 +18,8 @@ class Settings:
     )
     weight_decay: float = field(
         1e-4,
-        "weight decay of AdamW, except on the encoder's biases, norms, tokens and position codes",
+        "weight decay of AdamW, except on the encoder's biases, norms, tokens and position"
+        " embeddings",
         least=0,
     )
     clip: float = field(0.1, "largest L2 norm of the whole gradient", above=0)
@@ -54,7 +55,8 @@ class Settings:
     )
     position_size: int = field(
         0,
-        "side of the square grid on which learned position codes are trained; 0 = as pretrained",
+        "side of the square grid on which learned position embeddings are trained; 0 = as"
+        " pretrained",
         "pixels",
         least=0,
     )

@@ -127,7 +127,7 @@ def rules(depth: int, decay: float) -> base.Rules:
     """Layer-wise learning-rate decay (BEiT, Bao et al. 2022, appendix): the factor is 1 for the
     classifier and the final norm, decay^(depth - i) for block i (0 = the first), and
     decay^(depth + 1) before the blocks. Weight decay applies to matrices except tokens and position
-    codes."""
+    embeddings."""
     lowest, *of_blocks = (layer_factor(decay, depth, i) for i in range(-1, depth))
     return (
         ("backbone/(cls|position|registers|queries)", base.Rule(lr=lowest, decay=False)),

@@ -84,7 +84,7 @@ def make(config: ConfigDict) -> base.Method:
         return params, None
 
     def constants():
-        """The Fourier matrix G of the decoder's position codes, and the tokenizer's weights."""
+        """The Fourier matrix G of the decoder's position embeddings, and the tokenizer."""
         return {"fourier": fourier(), **goal.constants(c.tokenizer)} if rebuilds else None
 
     def constant_shapes():
