@@ -183,7 +183,7 @@ def test_what_cannot_work_is_refused(encoder, monkeypatch):
         evals.TYPES["yolos"].refuse("evals.yolos", section())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns(encoder):
     """Eight images of bright rectangles are learned by heart."""
     scores = evals.TYPES["yolos"].run(made(encoder, train=8, test=8, epochs=300, lr=5e-3, clip=1.0))

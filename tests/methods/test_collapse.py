@@ -111,7 +111,7 @@ def dino(**changes):
 TOP = math.log(128)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("centering", [True, False])
 def test_dino_collapses_without_centering(centering):
     """With a teacher that follows fast, within 30 steps. Measured in steps 40 to 60: information
