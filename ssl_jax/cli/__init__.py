@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 
+from ssl_jax import __version__
 from ssl_jax.cli import arguments, commands, completion, platforms
 from ssl_jax.cli.commands import COMMANDS
 from ssl_jax.config import InputError, refusal, unknown
@@ -100,6 +101,6 @@ def _run(argv: list[str]) -> int:
 
 def _version() -> str:
     """Versions of the packages that determine a run's results."""
-    names = ("ssl-jax", "jax", "jaxlib", "flax", "optax")
+    names = ("jax", "jaxlib", "flax", "optax")
     versions = [f"{name} {importlib.metadata.version(name)}" for name in names]
-    return ", ".join([*versions, f"Python {platform.python_version()}"])
+    return ", ".join([f"ssl-jax {__version__}", *versions, f"Python {platform.python_version()}"])
