@@ -32,6 +32,7 @@ def test_the_list_is_that_of_the_files(zoo, root, files):
     assert listed == zoo.tables.markdown(zoo.table()), "run `python -m experiments zoo`"
 
 
+@pytest.mark.slow
 def test_each_network_tells_images_apart(files):
     """Noise from noise that fades; photographs by the nearest of 200 windows of their left parts,
     where chance is 6 of 100."""

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 
-from ssl_jax import __version__
+import ssl_jax
 from ssl_jax.cli import arguments, commands, completion, platforms
 from ssl_jax.cli.commands import COMMANDS
 from ssl_jax.config import InputError, refusal, unknown
@@ -103,4 +103,6 @@ def _version() -> str:
     """Versions of the packages that determine a run's results."""
     names = ("jax", "jaxlib", "flax", "optax")
     versions = [f"{name} {importlib.metadata.version(name)}" for name in names]
-    return ", ".join([f"ssl-jax {__version__}", *versions, f"Python {platform.python_version()}"])
+    return ", ".join(
+        [f"ssl-jax {ssl_jax.__version__}", *versions, f"Python {platform.python_version()}"]
+    )
