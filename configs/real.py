@@ -70,6 +70,8 @@ _SOPS = _TEMPERATURES | {
     "cls.memory": 8192,
     "patch.weight": 0.0,
 }
+# Images that methods with larger views see in an hour of two CPU cores.
+_IN_AN_HOUR = {"cribo": 360_000, "flsl": 340_000, "stellar": 190_000}
 # The section of each method that compares whole images.
 _SECTIONS: dict[str, dict[str, Any]] = {
     "dino": {},
@@ -87,6 +89,8 @@ def change(config, variant: str) -> None:
     data, views, method = config.data, config.views, config.method
     data.kind, data.name, data.size = "tfds", images.name, images.size
     config.update_from_flattened_dict(_ALL | _SIZES[variant])
+    if method in _IN_AN_HOUR and not variant.endswith("_gpu"):
+        config.optim.epochs = float(round(_IN_AN_HOUR[method] / images.length))
     if method != "mae":
         config.teacher.momentum, views.jitter_prob = 0.98, 0.8
     if method in _SECTIONS:

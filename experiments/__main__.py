@@ -2,7 +2,7 @@
 
 from experiments import runs
 
-NAMES = ("compare", "claims", "reconstruct", "evaluate", "quickstart", "zoo", "pictures")
+NAMES = ("adapt", "compare", "claims", "reconstruct", "evaluate", "quickstart", "zoo", "pictures")
 
 if __name__ == "__main__":
     runs.dispatch("experiments", NAMES)

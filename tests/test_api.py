@@ -238,3 +238,5 @@ def test_the_zoo_names_what_it_has(saved, tmp_path, monkeypatch):
     assert start.shaped(config).model.depth == ssl_jax.load(saved[0]).config.model.depth
     with pytest.raises(InputError, match="zoo/dino_photos"):
         ssl_jax.load("zoo/dino_photo")
+    with pytest.raises(InputError, match=r"a\.png"):
+        ssl_jax.load("zoo/dino_photos")("a.png")

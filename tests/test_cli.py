@@ -136,6 +136,7 @@ BAD = """
     report RUN -> run
     embed -> NETWORK
     embed zoo/sop_quickstart here -> --out
+    embed zoo/gone here --out=RUN.npy -> .npz
     embed zoo/sop_quickstart here --out=RUN.npz --layers=two -> --layers
 """
 

@@ -23,6 +23,7 @@ def run(options: argparse.Namespace) -> int:
     from ssl_jax.cli import cache
     from ssl_jax.features import embedding
 
+    embedding.writable(options.out)
     encoder = api.load(options.network, family=options.family, trust=options.trust)
     section = ConfigDict({"data": _data(encoder.config.get("data"), options.folder)})
     config = arguments.changed(section, options.changes)

@@ -229,6 +229,18 @@ def in_memory(plan: Plan) -> dict[str, np.ndarray]:
     return plan.whole([part for _, part in plan.parts()]).joined()
 
 
+def writable(out: str | Path) -> tuple[Path, Callable]:
+    """The path of a new file and the function that writes its format. Raises InputError for an
+    unknown format, a file that exists, or a folder that does not."""
+    out = local(out)
+    write = formats.writer(out)
+    if out.exists():
+        raise InputError(f"{out} already exists; choose another name")
+    if not out.parent.is_dir():
+        raise InputError(f"{out}: the folder {out.parent} does not exist; create it")
+    return out, write
+
+
 def to_file(
     plan: Plan, out: str | Path, *, progress: Callable[[int, int, int], None] | None = None
 ) -> Path:
@@ -239,12 +251,7 @@ def to_file(
 
     progress: called after each part with (images done, all images, unreadable images of the part).
     """
-    out = local(out)
-    write = formats.writer(out)
-    if out.exists():
-        raise InputError(f"{out} already exists; choose another name")
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: the folder {out.parent} does not exist; create it")
+    out, write = writable(out)
     folder = out.with_name(out.name + ".parts")
     if not folder.exists():
         plan.source.look()  # refuses unreadable images before anything is written

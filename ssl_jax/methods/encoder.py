@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.typing import ArrayLike
 from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
+from ssl_jax.config import InputError
 from ssl_jax.data.values import check_range
 from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
@@ -79,8 +81,14 @@ class Encoder:
           extras: also return the method's extras by name (see the method's `features`).
 
         Raises:
-          InputError: values outside [0, 1]; not checked inside a traced function.
+          InputError: a path in place of images; values outside [0, 1], which are not checked
+            inside a traced function.
         """
+        if isinstance(images, str | PurePath):
+            raise InputError(
+                f"an encoder takes arrays of images, but got the path {images}; ssl_jax.embed and"
+                " `ssl-jax embed` read folders"
+            )
         images, options = jnp.asarray(images), (self._features, tuple(layers), attention, extras)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
