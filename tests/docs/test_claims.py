@@ -144,7 +144,7 @@ def test_records_are_shared_by_scripts_and_refused_where_broken(tmp_path):
         store.Records(first.file)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_claim_from_nothing_to_its_verdict(tmp_path, monkeypatch):
     """Training, probes of the trained and the untrained network, the table."""
     monkeypatch.setattr(measures, "_PICTURES", 20)

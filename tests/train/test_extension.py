@@ -111,7 +111,7 @@ def test_lengthened_and_killed_it_equals_a_fresh_run(tmp_path, monkeypatch, comp
     assert np.ptp([row["lr"] for row in metrics[4:]]) > 1e-4  # the plan is none of constants
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_constant_schedules_it_equals_a_longer_run(tmp_path, compiled_as_for_users):
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     assert train(constant(), run) == 0
