@@ -19,6 +19,7 @@ from ssl_jax.ops import numerics
 from ssl_jax.report import folders
 from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import state
+from ssl_jax.train.best import BEST, FILE
 
 _SHOWN = 6  # test images in the pictures of any network
 _PICTURED = 2000  # images of each part used for pictures with `evals.picture_size`, at most
@@ -99,8 +100,10 @@ class Evaluation:
 
     def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
         """The result of `compare` as text."""
-        headings = evals.headings(self.config, self.tasks)
-        return evals.comparison_table(results, headings, self._images())
+        headings, name = evals.headings(self.config, self.tasks), self.config.evals.best
+        table = evals.comparison_table(results, headings, self._images())
+        best = results.get(evals.TRAINED, {}).get(name + BEST)
+        return table if best is None else f"{table}\nbest {name} of the run: {best:.1f} ({FILE})"
 
     def _images(self) -> dict[str, int]:
         """{score: number of readable test images} of the scores that are shares of them."""
