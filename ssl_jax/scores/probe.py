@@ -244,7 +244,8 @@ def predict(params: Mapping[str, np.ndarray], inputs: ArrayLike) -> np.ndarray:
 
 def _train(*data, trainer, batch_size, watch):
     """Trains on shuffled rows; returns the parameters of all classifiers, stacked on axis 0."""
-    state, epochs = None, np.arange(trainer.epochs)
+    state: Any = None
+    epochs = np.arange(trainer.epochs)
     for part in epochs[:, None] if watch else [epochs]:
         state = _run(state, part, *data, trainer=trainer, batch_size=batch_size)
         if watch:
