@@ -144,22 +144,28 @@ class Evaluation:
         # Pictures of the network need a batch, so images of one size.
         alike = [case for case in cases.values() if case.test.size is not None]
 
-        def images(count, scenes=True):
-            fitting = (case for case in alike if _needs_masks(case) == scenes)
-            shown = next(fitting, alike[0])
+        def chosen(scenes=True):
+            return next((case for case in alike if _needs_masks(case) == scenes), alike[0])
+
+        def images(shown, count):
             return shown.images(shown.test, range(min(count, len(shown.test))))
 
         of_any = {"attention": attention, "pca": pca} if config.model.cls else {"pca": pca}
         for name, module in of_any.items() if alike else ():
-            drawn = functools.partial(module.draw, encoder, images(_SHOWN))
+            drawn = functools.partial(module.draw, encoder, images(chosen(), _SHOWN))
             paths += render.draw(drawn, folder, name)
         for name, case in cases.items():
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
             paths += render.draw(figures, folder, name, prefix)
         if alike and (demand := pictures.wanted(config.method)):
+            count, scenes, most = demand
+            shown, memory = chosen(scenes), None
+            if most and shown.train is not None:
+                recall = functools.partial(shown.images, shown.train)
+                memory = pictures.Memory(min(most, len(shown.train)), recall)
             paths += render.draw(
-                lambda: pictures.draw(encoder, images(*demand)),
+                lambda: pictures.draw(encoder, images(shown, count), memory),
                 folder,
                 f"{config.method}_pictures",
                 f"{config.method}_",
