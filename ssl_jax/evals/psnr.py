@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.config import InputError
@@ -46,7 +47,7 @@ def fitted(images: np.ndarray, shown: np.ndarray) -> np.ndarray:
     """Images [B, H, W, 3] resized to the height and width of `shown`, by torch's bicubic."""
     if images.shape == shown.shape:
         return images
-    return np.clip(np.asarray(tokenizer.resize(images, *shown.shape[1:3])), 0.0, 1.0)
+    return np.clip(np.asarray(tokenizer.resize(jnp.asarray(images), *shown.shape[1:3])), 0.0, 1.0)
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:

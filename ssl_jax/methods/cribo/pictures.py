@@ -35,9 +35,9 @@ def draw(encoder: Encoder, images: np.ndarray, memory: Memory | None = None) -> 
     """
     shown = _of(encoder, images)
     if memory is not None:
-        batches = np.split(np.arange(memory.count), range(_BATCH, memory.count, _BATCH))
+        batches = np.split(np.arange(memory.size), range(_BATCH, memory.size, _BATCH))
         stored = [_of(encoder, memory.images(batch)) for batch in batches]
-        bank = Objects(*(jnp.concatenate(part) for part in zip(*stored, strict=True)))
+        bank = jax.tree.map(lambda *parts: np.concatenate(parts), *stored)
         return matches(images, shown, bank, lambda j: memory.images([j])[0])
     return matches(images, shown) if len(images) > 1 else {}
 

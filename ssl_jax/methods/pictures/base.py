@@ -90,10 +90,10 @@ class Classes(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Training images in which a picture looks for neighbours: `count` of them, and images(indices)
+    """Training images in which a picture looks for neighbours: `size` of them, and images(indices)
     -> [n, H, W, 3] float in [0, 1]."""
 
-    count: int
+    size: int
     images: Callable
 
 
