@@ -24,15 +24,16 @@ size set model.image_size and views.global_size, and its position embeddings are
 
 ImageNet: BEiT's recipe as iBOT and SOP use it, batch 1024; epochs, drop-path, layer decay and
 warm-up by size. SOP's script has a learning rate of 2e-3 with ViT-B and one of 9e-4 with ViT-L;
-that of ViT-S is not published, 2e-3 is our choice. Its test images are resized bilinearly, ours
-bicubically.
+that of ViT-S is not published, 2e-3 is our choice. The cosine ends at the script's default, 1e-6,
+and test images are resized bilinearly.
 Semi-supervised: iBOT's protocol; encoder, first layer of the pretrained head and a new classifier,
 1000 epochs, 3 repeats, the learning rate per 512 images. 5e-6 is the example of the official code,
 which searches it. TFDS has the lists of SimCLR as imagenet2012_subset. Transfer: DeiT's recipe,
 batch 768. Both: the cosine ends at 1e-5, nothing is clipped, and the weights themselves are scored,
 as in iBOT's code, which keeps a moving average and never tests it (finetune.average=True tests
-ours). That code tests after each epoch and prints the best; ours tests the end, and on the way with
-evals.every_steps, of which evals.csv keeps every number.
+ours). All three test after each epoch, as that code, which prints the best: `classify_best_of_run`
+of results.json, chosen on the test images, beside `classify` of the end. Of a list of your own, set
+evals.every_steps to the steps of its epoch, or to 0.
 
 TFDS has no iNaturalist 2019: give a folder with train/CLASS/*.jpg and val/CLASS/*.jpg as data.dir.
 STELLAR: linear layer behind a LayerNorm on the mean of the sparse tokens, AdamW without a schedule,
@@ -46,23 +47,27 @@ from ssl_jax.config import InputError, unknown
 
 from . import presets
 
+TRAINING = 1281167  # images of ImageNet's training part
 # model.size: epochs, drop-path, layer decay, warm-up epochs, learning rate, SOP's top-1
 IMAGENET = {
     "vits16": ("s", 200.0, 0.1, 0.75, 20.0, 2e-3, 82.3),
     "vitb16": ("b", 100.0, 0.2, 0.65, 20.0, 2e-3, 84.2),
     "vitl16": ("l", 50.0, 0.4, 0.75, 5.0, 9e-4, 84.9),
 }
-SEMI = {"semi1": ("1pct", 62.1, 69.5), "semi10": ("10pct", 75.1, 78.4)}  # SOP's ViT-S and ViT-B
-# TFDS set, classes, train, test, learning rate per 512 images, epochs, SOP's top-1
+# list, its images, SOP's ViT-S and ViT-B
+SEMI = {"semi1": ("1pct", 12811, 62.1, 69.5), "semi10": ("10pct", 128116, 75.1, 78.4)}
+# TFDS set, classes, train, its images, test, learning rate per 512 images, epochs, SOP's top-1
 TRANSFER = {
-    "transfer_cifar10": ("cifar10", 10, "train", "test", 7.5e-6, 1000.0, 99.3),
-    "transfer_cifar100": ("cifar100", 100, "train", "test", 7.5e-6, 1000.0, 92.4),
+    "transfer_cifar10": ("cifar10", 10, "train", 50000, "test", 7.5e-6, 1000.0, 99.3),
+    "transfer_cifar100": ("cifar100", 100, "train", 50000, "test", 7.5e-6, 1000.0, 92.4),
     "transfer_flowers": (
-        *("oxford_flowers102", 102, "train+validation", "test", 7.5e-6, 1000.0, 99.0),
+        *("oxford_flowers102", 102, "train+validation", 2040, "test", 7.5e-6, 1000.0, 99.0),
     ),
-    "transfer_cars": ("cars196", 196, "train", "test", 7.5e-5, 1000.0, 94.5),
-    "transfer_inat18": ("i_naturalist2018", 8142, "train", "validation", 7.5e-6, 360.0, 74.6),
-    "transfer_inat19": ("", 1010, "train", "val", 7.5e-6, 360.0, 79.7),
+    "transfer_cars": ("cars196", 196, "train", 8144, "test", 7.5e-5, 1000.0, 94.5),
+    "transfer_inat18": (
+        *("i_naturalist2018", 8142, "train", 437513, "validation", 7.5e-6, 360.0, 74.6),
+    ),
+    "transfer_inat19": ("", 1010, "train", 265213, "val", 7.5e-6, 360.0, 79.7),
 }
 SMALL = ("photos_small", "cifar10_small")
 VARIANTS = (*IMAGENET, *SEMI, *TRANSFER, "stellar", *SMALL)
@@ -101,11 +106,17 @@ def _evaluate(config, images: dict) -> None:
     evals.add(config, "classify", data=images | dict(size=256), crop=224)
 
 
+def _test_every_epoch(config, images: int) -> None:
+    config.evals.best, config.evals.every_steps = "classify", images // config.optim.batch_size
+
+
 def _imagenet(config, variant: str) -> None:
     finetune, optim = config.finetune, config.optim
     _, epochs, drop_path, decay, warmup, lr, top1 = IMAGENET[variant]
     config.model.drop_path, finetune.layer_decay, finetune.average = drop_path, decay, False
     optim.epochs, optim.warmup_epochs, optim.lr, optim.base_batch = epochs, warmup, lr, 1024
+    config.evals.classify.bilinear = True
+    _test_every_epoch(config, TRAINING)
     config.expected.classify = f"{top1} (SOP paper, table 1)"
 
 
@@ -115,19 +126,22 @@ def _deit(config, variant: str) -> None:
     finetune.repeats, finetune.init_scale, finetune.average = 3, 1.0, False
     optim.base_batch, optim.warmup_epochs, optim.final_lr = 512, 5.0, 1e-5
     if variant in SEMI:
-        part, small, base = SEMI[variant]
+        part, images, small, base = SEMI[variant]
         data.name, config.model.size = f"imagenet2012_subset/{part}", "s"
         finetune.hidden = 2048
         optim.batch_size, optim.epochs, optim.lr = 1024, 1000.0, 5e-6
+        _test_every_epoch(config, images)
         config.expected.classify = f"{small} with ViT-S, {base} with ViT-B (SOP paper, table 1)"
         return
-    data.name, finetune.classes, data.split, test, optim.lr, optim.epochs, top1 = TRANSFER[variant]
+    data.name, finetune.classes, data.split, images, *rest = TRANSFER[variant]
+    test, optim.lr, optim.epochs, top1 = rest
     optim.batch_size = 768
     if "inat" in variant:
         finetune.erase_prob = 0.1
     if not data.name:
         data.kind, data.dir = "folder", "inat2019"
     _evaluate(config, dict(kind=data.kind, name=data.name, split=data.split, test_split=test))
+    _test_every_epoch(config, images)
     config.expected.classify = f"{top1} (SOP paper, table 3)"
 
 

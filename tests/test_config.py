@@ -124,7 +124,7 @@ REFUSED = {
         evals.stability.scale=(0.5,); evals.stability.scale=(0.5,0.2); evals.stability.shifts=(0,)
         evals.stability.scale=(0.9,0.3)
     """,
-    "evals:yolos": "evals.yolos.position_size=50; evals.yolos.crop=32; evals.yolos.crop=16",
+    "evals:yolos": "evals.yolos.position_size=(48,50); evals.yolos.crop=32; evals.yolos.crop=16",
     "tiny:cribo": """
         cribo.clusters=33; cribo.clusters=0; cribo.memory=0; cribo.sinkhorn_iters=0; cribo.group=-1
         cribo.chunk=-1; cribo.position_weight=-1.0; cribo.start_epoch=-1; cribo.prototypes=1

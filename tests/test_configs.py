@@ -197,3 +197,11 @@ def test_small_presets_evaluate_the_set_they_train_on(name):
         section = config.evals["dense" if variant == "photo_collages" else "knn"].data
         assert all(section[key] == config.data[key] for key in ("kind", "name", "size", "dir"))
         assert section.test_split != config.data.split
+
+
+def test_fine_tuning_tests_after_every_epoch_and_keeps_the_best():
+    for variant in variants("finetune"):
+        config = load("finetune", variant)
+        if variant.startswith(("vit", "semi", "transfer")) and config.data.name:
+            steps = LENGTHS[config.data.name] // config.optim.batch_size
+            assert (config.evals.every_steps, config.evals.best) == (steps, "classify"), variant

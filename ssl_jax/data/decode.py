@@ -134,9 +134,9 @@ def most_bytes(max_pixels: int) -> int | None:
     return _PER_PIXEL * max_pixels + _BESIDE if max_pixels else None
 
 
-def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
+def resize_square(pixels: np.ndarray, size: int, bilinear: bool = False) -> np.ndarray:
     """Resizes the short side to `size` and takes the central square, in one resampling: antialiased
-    bicubic (Keys, a = -0.5) for an image, nearest neighbour for class numbers.
+    bicubic (Keys, a = -0.5) or bilinear for an image, nearest neighbour for class numbers.
 
     Args:
       pixels: an image [H,W,C], uint8 or float32 in [0, 1], or class numbers uint8 [H,W].
@@ -147,16 +147,19 @@ def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
     if pixels.shape[:2] == (size, size):
         return pixels
     y, x, side = central_square(*pixels.shape[:2])
-    return resize(pixels, (size, size), box=(x, y, x + side, y + side))
+    return resize(pixels, (size, size), (x, y, x + side, y + side), bilinear)
 
 
 def resize(
-    pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
+    pixels: np.ndarray,
+    size: tuple[int, int],
+    box: tuple[float, float, float, float] | None = None,
+    bilinear: bool = False,
 ) -> np.ndarray:
     """Resizes to (height, width), with the resampling of `resize_square`; box: (left, upper, right,
     lower) of the part to take, None = all."""
     if pixels.ndim == 3:
-        return planes.resampled(planes.split(pixels), size, box)
+        return planes.resampled(planes.split(pixels), size, box, bilinear)
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.NEAREST, box=box))
 
 

@@ -15,9 +15,11 @@ def resampled(
     parts: list[Image.Image],
     size: tuple[int, int],
     box: tuple[float, float, float, float] | None = None,
+    bilinear: bool = False,
 ) -> np.ndarray:
     """`decode.resize` of an image from its `split` parts; floats stay in [0, 1]."""
-    arrays = [np.asarray(x.resize(size[::-1], Image.Resampling.BICUBIC, box=box)) for x in parts]
+    kind = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
+    arrays = [np.asarray(x.resize(size[::-1], kind, box=box)) for x in parts]
     if arrays[0].ndim == 3:
         return arrays[0]
     pixels = np.stack(arrays, axis=-1)

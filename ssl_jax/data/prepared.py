@@ -12,15 +12,15 @@ class Prepared(base.Wrapper):
     """Another source, resized to a square and/or kept in RAM once decoded.
 
     size: 0 leaves images as they are; otherwise the short side is resized to `size` (antialiased
-    bicubic) and the central square is taken; masks are resampled by nearest neighbour, boxes
-    clipped at the border (so one may end up without area).
+    bicubic, or bilinear) and the central square is taken; masks are resampled by nearest neighbour,
+    boxes clipped at the border (so one may end up without area).
     cache: every process (so every worker) that reads a record keeps it: N * H * W * C bytes in
       the end, four times that of float32.
     """
 
-    def __init__(self, source: Any, *, size: int = 0, cache: bool = False):
+    def __init__(self, source: Any, *, size: int = 0, cache: bool = False, bilinear: bool = False):
         super().__init__(source)
-        self._side = int(size)
+        self._side, self._bilinear = int(size), bilinear
         self._cache: dict[int, dict] | None = {} if cache else None
         if size:
             self.size = (self._side, self._side)
@@ -51,7 +51,7 @@ class Prepared(base.Wrapper):
                 f"data.size={self._side}: {self.name(i)} is {record['image'].dtype}, and only uint8"
                 " images are resized; give it as uint8, or in that size"
             )
-        return _square(record, self._side)
+        return _square(record, self._side, self._bilinear)
 
     def __getstate__(self):
         # A worker process fills a cache of its own.
@@ -59,15 +59,15 @@ class Prepared(base.Wrapper):
 
     def __repr__(self):
         size = f", size={self._side}" if self._side else ""
-        return (
-            f"Prepared({self._source!r}{size}{', cache=True' if self._cache is not None else ''})"
-        )
+        cache = ", cache=True" if self._cache is not None else ""
+        bilinear = ", bilinear=True" if self._bilinear else ""
+        return f"Prepared({self._source!r}{size}{cache}{bilinear})"
 
 
-def _square(record, side):
+def _square(record, side, bilinear):
     """A record with image, mask and boxes resized to [side, side]."""
     height, width = record["image"].shape[:2]
-    record = {**record, "image": decode.resize_square(record["image"], side)}
+    record = {**record, "image": decode.resize_square(record["image"], side, bilinear)}
     if "mask" in record:
         record["mask"] = decode.resize_square(record["mask"], side)
     for name in boxes.PLACES:

@@ -260,6 +260,7 @@ def make_source(
     split: str | None = None,
     list: str | None = None,
     truth: bool = True,
+    bilinear: bool = False,
 ) -> Source:
     """The source that a `data` section of the config describes.
 
@@ -270,6 +271,7 @@ def make_source(
         a list of a known set; slices ("train[:10%]") are those of `subset.sliced`, of TFDS its own.
       list: instead of config["list"].
       truth: False: leaves out a folder's masks and boxes, which training does not need.
+      bilinear: whether images are resized to `size` bilinearly instead of bicubically.
 
     Raises:
       InputError: names the key and what would be right.
@@ -298,7 +300,8 @@ def make_source(
     where = c["name"] if c["kind"] == "tfds" else c["dir"]  # a preset names its TFDS set
     source.place = f"{where or c['kind']} ({split})"
     cache = c["cache"] == "memory"
-    return Prepared(source, size=size, cache=cache) if size or cache else source
+    how = dict(size=size, cache=cache, bilinear=bilinear)
+    return Prepared(source, **how) if size or cache else source
 
 
 def _limited(source: Stored, c: Mapping[str, Any], truth: bool) -> Stored:

@@ -5,20 +5,37 @@
 import dataclasses
 from types import SimpleNamespace
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.registry import BASELINES, NoSettings, Protocol, register_module
+from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 from ssl_jax.methods.pictures.base import Classes
 from ssl_jax.scores import metrics
 from ssl_jax.scores.classification import TOP, accuracies
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
 # Shorter side 256 and centre crop 224: a crop ratio of .875.
-PROTOCOLS = {"imagenet": Protocol("SOP table 1, STELLAR table 12", dict(data=_IMAGENET, crop=224))}
+PROTOCOLS = {
+    "imagenet": Protocol(
+        "SOP table 1, 1 % and 10 % of the labels; STELLAR table 12", dict(data=_IMAGENET, crop=224)
+    ),
+    "sop": Protocol(
+        "SOP table 1, all labels",
+        dict(data=_IMAGENET, crop=224, bilinear=True),  # code
+    ),
+}
 
 
-def score(case: Case, settings: NoSettings) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    bilinear: bool = field(
+        False,
+        "resize images to data.size bilinearly instead of bicubically (code of SOP's fine-tuning"
+        " on ImageNet)",
+    )
+
+
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """Accuracy in percent: top-1 `classify` and, with more than five classes, `classify_top5`.
 
     Raises InputError for a network without a classifier, or a set without labels or with labels
@@ -30,7 +47,7 @@ def score(case: Case, settings: NoSettings) -> dict[str, float]:
     return {"classify": 100 * first} | ({"classify_top5": 100 * top} if many else {})
 
 
-def figures(case: Case, settings: NoSettings) -> dict[str, Classes]:
+def figures(case: Case, settings: Settings) -> dict[str, Classes]:
     """{"classify_classes": the confusion matrix}."""
     test = case.cached("classify", _scored)
     counts = metrics.confusion(

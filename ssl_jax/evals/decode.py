@@ -32,7 +32,8 @@ _STELLAR = {
     "depth": 6,
     "heads": 8,
     "epochs": 20,
-    "batch": 128,  # this and the next three are from the code; the paper does not state them
+    "batch": 128,  # this and the next four are from the code; the paper does not state them
+    "whole": True,
     "crop_scale": (0.36, 1.0),
     "clip": 5.0,
     "weight_decay": 1e-4,
@@ -143,8 +144,8 @@ def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.nda
         b, h, w, dim = cells.shape
         shown = goal.show(trained.apply(trained.params, cells.reshape(b, h * w, dim)), (h, w))
         if goal.decode is not None:
-            shown = goal.decode(settings.tokenizer, shown)
-        yield images, np.asarray(shown), count
+            shown = goal.decode(settings.tokenizer, shown, settings.whole)
+        yield psnr.fitted(images, np.asarray(shown)), np.asarray(shown), count
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

@@ -4,7 +4,7 @@ the same minibatches.
 The defaults follow STELLAR (affine LayerNorm and a linear layer, AdamW, no schedule, 10 % of the
 training set held out for the selection), with one batch size and on features of the evaluation
 crop, which are computed once. `PROTOCOLS` has the papers' settings: STELLAR's full grid, and iBOT's
-(SGD, cosine, several layers, selection on the test set), both with random crops.
+(SGD, cosine, several layers, selection on the test set, over epochs too), both with random crops.
 """
 
 import dataclasses
@@ -24,6 +24,11 @@ from ssl_jax.scores import metrics
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict
 
 _SCALED_TO = 256  # batch size for which scaled learning rates are given
+# Settings that are arguments of `probe.fit` by the same name.
+_OF_FIT = (
+    *("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm"),
+    "every_epoch",
+)
 
 _IMAGENET = dict(kind="folder", split="train", test_split="val", size=256)
 _STELLAR = dict(
@@ -38,6 +43,8 @@ _IBOT = dict(
     data=_IMAGENET,
     crop=224,
     crop_scale=(0.08, 1.0),
+    bilinear_crops=True,  # this and every_epoch are from the code
+    every_epoch=True,
     epochs=100,
     batch=1024,
     norm=False,
@@ -109,6 +116,16 @@ class Settings(tokens.Settings):
         above=0,
         most=1,
     )
+    bilinear_crops: bool = field(
+        False,
+        "resample random crops bilinearly (torchvision's default, code of iBOT) instead of"
+        " bicubically",
+    )
+    every_epoch: bool = field(
+        False,
+        "score the test images after every epoch too, and report the best score of all epochs"
+        " (code of iBOT and SOP)",
+    )
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
@@ -129,7 +146,6 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
         classes = 1 + int(max(train.labels.max(), test.labels.max()))
         if num_classes and classes > num_classes:
             raise InputError(f"the images have {classes} classes, expected {num_classes}")
-        fields = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm")
         return fit(
             *(train.image, train.labels, test.image, test.labels),
             num_classes=num_classes or classes,
@@ -138,7 +154,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
             batch_factors=tuple(settings.batch_factors),
             batch_size=settings.batch,
             stream=_crops(case, settings, train.index) if settings.crop_scale else None,
-            **{name: getattr(settings, name) for name in fields},
+            **{name: getattr(settings, name) for name in _OF_FIT},
         )
 
     return case.cached("linear", trained, num_classes)
@@ -152,7 +168,8 @@ def _factor(settings: Settings) -> float:
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """`linear`, test accuracy in percent of the selected classifier; `linear_lr`, `linear_batch`,
     its learning rate and batch size; `linear_held_out`, its accuracy on the held-out part;
-    `linear_best`, the best of the grid on the test images, which is therefore selected on them.
+    `linear_best`, the best of the grid on the test images, which is therefore selected on them;
+    with every_epoch, `linear_best_of_epochs`, the best of the grid after any epoch.
 
     Raises InputError for a set without labels.
     """
@@ -163,6 +180,8 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     if settings.held_out:
         scores["linear_held_out"] = 100.0 * float(best.held_out.max())
         scores["linear_best"] = 100.0 * float(best.test.max())
+    if best.by_epoch is not None:
+        scores["linear_best_of_epochs"] = 100.0 * float(best.by_epoch.max())
     return scores
 
 
@@ -193,6 +212,7 @@ def _crops(case: Case, settings: Settings, records: np.ndarray) -> Stream:
         layers=settings.layers,
         size=size // case.patch * case.patch,
         scale=tuple(settings.crop_scale),
+        bilinear=settings.bilinear_crops,
         batch_size=settings.batch,
         epochs=settings.epochs,
         seed=case.seed,

@@ -19,7 +19,8 @@ _CACHE_BYTES = 2**30  # of decoded images per source
 def images_of_section(config: ConfigDict) -> tuple:
     """The settings that determine which images an evaluation uses."""
     data = sorted(flatten(config.data).items())
-    return (*data, config.train_examples, config.test_examples, config.get("reduce", False))
+    options = (config.get(name, False) for name in ("reduce", "bilinear"))
+    return (*data, config.train_examples, config.test_examples, *options)
 
 
 def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, tuple]:
@@ -59,7 +60,7 @@ def _pair(c: ConfigDict, share: float, patch: int) -> tuple[Monitored, ...]:
     """(training source, test source) of an evaluation's section."""
 
     def made(split, names, count):
-        source = make_source(c.data, split=split, list=names)
+        source = make_source(c.data, split=split, list=names, bilinear=c.get("bilinear", False))
         return _cached(Reduced(source, patch) if c.get("reduce") else source, count)
 
     parts = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.config import InputError
@@ -9,6 +10,7 @@ from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
 from ssl_jax.features.windows import filled
 from ssl_jax.methods.pictures.reconstructions import pixels
+from ssl_jax.models import tokenizer
 from ssl_jax.scores import rebuild
 
 
@@ -21,10 +23,11 @@ def batches(case: Case, scale: Sequence[float] = ()) -> Iterator[tuple[np.ndarra
 
 
 def rebuilt(
-    case: Case, scale: Sequence[float] = ()
+    case: Case, scale: Sequence[float] = (), whole: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Yields (images, reconstructions [B, H, W, 3], number of images without padding), see
-    `batches`.
+    `batches`. whole: reconstructions have the size that a tokenizer decodes, and images are resized
+    to it.
 
     Raises InputError for a network that does not reconstruct images.
     """
@@ -36,7 +39,15 @@ def rebuilt(
                 ' decoder; leave it out of evals.tasks, or use the type "decode", which trains a'
                 " decoder for any network"
             )
-        yield images, pixels(case.network.config, extras["rebuilt"]), count
+        shown = pixels(case.network.config, extras["rebuilt"], whole)
+        yield fitted(images, shown), shown, count
+
+
+def fitted(images: np.ndarray, shown: np.ndarray) -> np.ndarray:
+    """Images [B, H, W, 3] resized to the height and width of `shown`, by torch's bicubic."""
+    if images.shape == shown.shape:
+        return images
+    return np.clip(np.asarray(tokenizer.resize(jnp.asarray(images), *shown.shape[1:3])), 0.0, 1.0)
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:

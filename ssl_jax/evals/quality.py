@@ -38,6 +38,12 @@ class Settings:
         above=0,
         most=1,
     )
+    whole: bool = field(
+        False,
+        "score decoded codes at the tokenizer's 16 pixels per patch, 256 for a ViT-H of 224 with"
+        " patches of 14, to which the originals are resized (code of STELLAR); False = at the size"
+        " of the originals",
+    )
     fid_weights: str = field(
         "", f"file with the weights of the network for `fid`; {inception.FETCH}", path=True, acts=""
     )

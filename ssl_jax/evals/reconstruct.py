@@ -20,7 +20,8 @@ PROTOCOLS = {
         {
             "data": {"size": 256},
             "crop": 224,
-            "crop_scale": (0.36, 1.0),  # from the code; the paper does not state it
+            "crop_scale": (0.36, 1.0),  # this and the next are from the code
+            "whole": True,
             "lpips": "alex",
             "fid": rebuild.INCEPTION,
         },
@@ -34,12 +35,13 @@ def score(case: Case, settings: quality.Settings) -> dict[str, float]:
 
     Raises InputError for a network that does not reconstruct images, or if files are missing.
     """
-    return quality.scores("reconstruct", settings, psnr.rebuilt(case, settings.crop_scale))
+    rebuilt = psnr.rebuilt(case, settings.crop_scale, settings.whole)
+    return quality.scores("reconstruct", settings, rebuilt)
 
 
 def figures(case: Case, settings: quality.Settings) -> dict[str, Picture]:
     """{"rebuilt": test images, their reconstructions, and the error}."""
-    images, rebuilt, count = next(iter(psnr.rebuilt(case, settings.crop_scale)))
+    images, rebuilt, count = next(psnr.rebuilt(case, settings.crop_scale, settings.whole))
     shown = min(_SHOWN, count)
     title = "Images rebuilt by the network's own decoder"
     return {"rebuilt": reconstructions.picture(images[:shown], rebuilt[:shown], title)}

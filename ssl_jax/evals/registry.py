@@ -42,7 +42,7 @@ class Type:
     one_size: whether all images must have one size, when they are read or after the crop.
     rgb: whether images must be RGB.
     whole: whether images are used whole, so that `crop` must be 0.
-    multiples: names of keys that must be multiples of the network's patch.
+    multiples: names of keys whose values (of a tuple all) must be multiples of the network's patch.
     draw(case, settings) -> {name: pictures.Picture or pictures.Animation}: figures of the trained
       network, drawn at the end of a run; None = no figures.
     share: whether the main score is the share of test images that are classified correctly.

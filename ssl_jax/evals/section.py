@@ -217,9 +217,9 @@ def check(config: ConfigDict) -> None:
             )
         source.check(f"{path}.data", section.data, folder(config, section))
         for entry in type.multiples:
-            check_multiple(
-                f"{path}.{entry}", section[entry], config.model.patch, "patch of the network"
-            )
+            value, patch = section[entry], config.model.patch
+            for side in value if isinstance(value, tuple) else (value,):
+                check_multiple(f"{path}.{entry}", side, patch, "patch of the network")
         tokens.check(path, section, config.model)
         type.refuse(path, section)
 

@@ -41,6 +41,7 @@ def batches(
     batch_size: int,
     epochs: int,
     seed: int,
+    bilinear: bool = False,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batches of RandomResizedCrop and flip of records, shuffled in each epoch.
 
@@ -48,11 +49,12 @@ def batches(
       indices: numbers of the records.
       size: side of a crop, in pixels. scale: (least, largest) share of the image's area.
       batch_size: limited to the number of records; the last partial batch of an epoch is dropped.
+      bilinear: whether crops are resampled bilinearly instead of bicubically.
 
     Yields:
       images [b, size, size, 3] float32 in [0, 1], and their places in `indices`, [b] int64.
     """
-    group = GroupRecipe(count=1, size=size, scale=scale, patch=1)
+    group = GroupRecipe(count=1, size=size, scale=scale, patch=1, bilinear=bilinear)
     part, batch_size = Subset(source, indices), min(batch_size, len(indices))
     loader = Loader(
         part,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -15,10 +16,13 @@ from ssl_jax.models.functional import Model, functional
 
 _STD = 0.02  # initial std of detection tokens and position embeddings, as in the authors' code
 _LAYERS = 3  # layers of each head
+Size = tuple[int, int]  # height, width
 
 
 @functools.cache
-def yolos(shape: vit.ViTConfig, classes: int, middle: int = 0) -> Model:
+def yolos(
+    shape: vit.ViTConfig, classes: int, position: Size = (0, 0), middle: Size = (0, 0)
+) -> Model:
     """The detector as init(key) -> params and apply(params, images) -> (logits, boxes).
 
     images: float [B, H, W, channels] in [0, 1]; H and W multiples of the patch.
@@ -29,27 +33,33 @@ def yolos(shape: vit.ViTConfig, classes: int, middle: int = 0) -> Model:
 
     Args:
       shape: with `queries` > 0. classes: number of object classes.
-      middle: image side in pixels for which learned position embeddings exist that are added after
-        every block but the last, resized to other images like the input's codes; 0 = none.
+      position: (height, width) of the images in pixels for which the encoder's learned position
+        embeddings exist; (0, 0) = squares of shape.image_size.
+      middle: the same of learned position embeddings that are added after every block but the last,
+        resized to other images like the input's; (0, 0) = none.
 
     Raises:
       ValueError: no query, or no class.
     """
     if shape.queries < 1 or classes < 1:
         raise ValueError(f"a detector needs queries and classes, got {shape.queries} and {classes}")
-    return functional(_Yolos, shape=shape, classes=classes, grid=middle // shape.patch)
+    first, later = (_grid(size, shape) for size in (position, middle))
+    return functional(_Yolos, shape=shape, classes=classes, first=first, later=later)
+
+
+def _grid(size: Size, shape: vit.ViTConfig) -> Size:
+    return size[0] // shape.patch, size[1] // shape.patch
 
 
 def pretrained(
-    params: dict[str, Any], shape: vit.ViTConfig, encoder: dict[str, Any], native: int
+    params: dict[str, Any], shape: vit.ViTConfig, encoder: dict[str, Any], position: Size = (0, 0)
 ) -> dict[str, Any]:
     """`params` of a detector with a pretrained encoder's weights; detection tokens, heads and
     middle codes are unchanged.
 
     Args:
-      shape: the detector's encoder.
-      encoder: parameters of a `vit.vit`, whose shape may differ in queries, mask token and
-        image_size. native: its image_size, from whose grid learned position embeddings are resized.
+      shape, position: of `yolos`; to `position`, learned position embeddings are resized.
+      encoder: parameters of a `vit.vit`, whose shape may differ in queries and mask token.
 
     Raises:
       ValueError: a weight is missing or has another shape.
@@ -57,12 +67,12 @@ def pretrained(
     weights = {
         name: leaf for name, leaf in encoder.items() if name not in ("queries", "mask_token")
     }
-    if shape.position == "learned" and native != shape.image_size:
+    if any(position):
         codes, first = weights["position"], int(shape.cls)
         resized = position_lib.resize_codes(
             codes[first:],
-            native // shape.patch,
-            (shape.grid, shape.grid),
+            shape.grid,
+            _grid(position, shape),
             rule=shape.position_resize,
             kernel=shape.resize_kernel,
         )
@@ -74,19 +84,23 @@ def pretrained(
 
 
 class _Yolos(nnx.Module):
-    def __init__(self, key, shape: vit.ViTConfig, classes: int, grid: int):
+    def __init__(self, key, shape: vit.ViTConfig, classes: int, first: Size, later: Size):
         keys = jax.random.split(key, 5)
-        self.shape, self.grid = shape, grid
+        self.shape, self.later = shape, later  # (h, w) of the middle codes
         self.encoder = vit.module(dataclasses.replace(shape, mask_token=False), keys[0])
+        if any(first):
+            codes = (shape.cls + math.prod(first), shape.width)
+            self.encoder.native = first
+            self.encoder.position = nnx.Param(layers_lib.normal(keys[0], codes, _STD))
         self.encoder.queries = nnx.Param(
             layers_lib.normal(keys[1], (shape.queries, shape.width), _STD)
         )
         self.classes = _head(keys[2], shape.width, classes + 1)
         self.boxes = _head(keys[3], shape.width, 4)
-        if grid and shape.depth > 1:
-            tokens = shape.cls + grid**2 + shape.queries
-            codes = (shape.depth - 1, tokens, shape.width)
-            self.middle = nnx.Param(layers_lib.normal(keys[4], codes, _STD))
+        if any(later) and shape.depth > 1:
+            tokens = shape.cls + math.prod(later) + shape.queries
+            size = (shape.depth - 1, tokens, shape.width)
+            self.middle = nnx.Param(layers_lib.normal(keys[4], size, _STD))
 
     def __call__(self, images):
         tokens = self.encoder.queries_after(images, self._middle(images.shape))
@@ -102,7 +116,7 @@ class _Yolos(nnx.Module):
         first, last = int(c.cls), codes.shape[1] - c.queries
         resize = functools.partial(
             position_lib.resize_codes,
-            native=self.grid,
+            native=self.later,
             target=(shape[1] // c.patch, shape[2] // c.patch),
             rule=c.position_resize,
             kernel=c.resize_kernel,

@@ -66,19 +66,26 @@ def resize_matrix(
 
 
 def resize_codes(
-    codes: jax.Array, native: int, target: tuple[int, int], *, rule: str, kernel: str
+    codes: jax.Array,
+    native: int | tuple[int, int],
+    target: tuple[int, int],
+    *,
+    rule: str,
+    kernel: str,
 ) -> jax.Array:
-    """Resamples position embeddings [native * native, d] to [target_h * target_w, d] (float32,
-    matrix products at full precision).
+    """Resamples position embeddings of a grid [h * w, d] to [target_h * target_w, d] (float32,
+    matrix products at full precision). native: (h, w), or the side of a square.
 
     At the native grid, the codes are returned unchanged under both rules, as in DINO's code.
     """
-    if target == (native, native):
+    sides = (native, native) if isinstance(native, int) else native
+    if target == sides:
         return codes
     rows, columns = (
-        resize_matrix(native, t, rule=rule, kernel=kernel).astype(np.float32) for t in target
+        resize_matrix(n, t, rule=rule, kernel=kernel).astype(np.float32)
+        for n, t in zip(sides, target, strict=True)
     )
-    grid = codes.reshape(native, native, -1)
+    grid = codes.reshape(*sides, -1)
     grid = jnp.einsum("hr,wc,rcd->hwd", rows, columns, grid, precision=jax.lax.Precision.HIGHEST)
     return grid.reshape(target[0] * target[1], -1)
 

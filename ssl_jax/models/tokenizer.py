@@ -131,8 +131,9 @@ class Target(NamedTuple):
       images [B, H, W, 3] in [0, 1].
     show(outputs, grid) -> pixels [B, H, W, 3] in [0, 1], or codes int [B, h, w], from outputs
       [B, n, width] for a grid (h, w) of patches.
-    decode(path, codes) -> images in [0, 1] of codes [B, h, w], by the tokenizer's decoder from the
-      file at `path`. Raises InputError.
+    decode(path, codes, whole=False) -> images in [0, 1] of codes [B, h, w], by the tokenizer's
+      decoder from the file at `path`, resized to the network's patches, or `whole`, as it decodes
+      them. Raises InputError.
     """
 
     width: int
@@ -189,11 +190,13 @@ def _codes(patch: int, vqgan: Tokenizer) -> Target:
     def show(outputs, grid):
         return outputs.argmax(axis=-1).reshape(-1, *grid)
 
-    def decode(path, codes):
+    def decode(path, codes, whole=False):
         # Only pictures need the decoder's weights, so they are not among a run's constants.
         grid = codes.shape[1:]
         cells = jnp.reshape(codes, (len(codes), -1))
         images = vqgan.decode(vqgan.load(path, decoder=True), cells, grid)
+        if whole:
+            return images
         return jnp.clip(resize(images, grid[0] * patch, grid[1] * patch), 0.0, 1.0)
 
     return Target(vqgan.num_codes, True, shapes, constants, encode, show, decode)

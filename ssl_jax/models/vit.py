@@ -85,7 +85,7 @@ class _ViT(nnx.Module):
     def __init__(self, key, config: ViTConfig):
         c, d = config, config.width
         keys = jax.random.split(key, 5)
-        self.config = c
+        self.config, self.native = c, (c.grid, c.grid)  # native: (h, w) of the position embeddings
         if c.stem == "conv":
             conv = stem.ConvStem(keys[0], c.patch, c.in_channels, d, c.norm_eps, c.dtype)
             self.patch: nnx.Module = conv
@@ -189,7 +189,7 @@ class _ViT(nnx.Module):
             return 0.0, 0.0
         resize = functools.partial(
             position_lib.resize_codes,
-            native=c.grid,
+            native=self.native,
             target=grid,
             rule=c.position_resize,
             kernel=c.resize_kernel,

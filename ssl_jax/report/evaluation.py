@@ -19,6 +19,7 @@ from ssl_jax.ops import numerics
 from ssl_jax.report import folders
 from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import state
+from ssl_jax.train.best import BEST, FILE
 
 _SHOWN = 6  # test images in the pictures of any network
 _PICTURED = 2000  # images of each part used for pictures with `evals.picture_size`, at most
@@ -99,8 +100,10 @@ class Evaluation:
 
     def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
         """The result of `compare` as text."""
-        headings = evals.headings(self.config, self.tasks)
-        return evals.comparison_table(results, headings, self._images())
+        headings, name = evals.headings(self.config, self.tasks), self.config.evals.best
+        table = evals.comparison_table(results, headings, self._images())
+        best = results.get(evals.TRAINED, {}).get(name + BEST)
+        return table if best is None else f"{table}\nbest {name} of the run: {best:.1f} ({FILE})"
 
     def _images(self) -> dict[str, int]:
         """{score: number of readable test images} of the scores that are shares of them."""
@@ -141,22 +144,28 @@ class Evaluation:
         # Pictures of the network need a batch, so images of one size.
         alike = [case for case in cases.values() if case.test.size is not None]
 
-        def images(count, scenes=True):
-            fitting = (case for case in alike if _needs_masks(case) == scenes)
-            shown = next(fitting, alike[0])
+        def chosen(scenes=True):
+            return next((case for case in alike if _needs_masks(case) == scenes), alike[0])
+
+        def images(shown, count):
             return shown.images(shown.test, range(min(count, len(shown.test))))
 
         of_any = {"attention": attention, "pca": pca} if config.model.cls else {"pca": pca}
         for name, module in of_any.items() if alike else ():
-            drawn = functools.partial(module.draw, encoder, images(_SHOWN))
+            drawn = functools.partial(module.draw, encoder, images(chosen(), _SHOWN))
             paths += render.draw(drawn, folder, name)
         for name, case in cases.items():
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
             paths += render.draw(figures, folder, name, prefix)
         if alike and (demand := pictures.wanted(config.method)):
+            count, scenes, most = demand
+            shown, memory = chosen(scenes), None
+            if most and shown.train is not None:
+                recall = functools.partial(shown.images, shown.train)
+                memory = pictures.Memory(min(most, len(shown.train)), recall)
             paths += render.draw(
-                lambda: pictures.draw(encoder, images(*demand)),
+                lambda: pictures.draw(encoder, images(shown, count), memory),
                 folder,
                 f"{config.method}_pictures",
                 f"{config.method}_",

@@ -95,6 +95,7 @@ def fit(
     constants: Any = None,
     points: tuple = (),
     prepare: Callable[[Any, Any, Any], Any] = lambda constants, batch, index: batch,
+    watch: Callable[[int, Any], None] | None = None,
     name: str,
     finite: bool = True,
 ) -> Fitted:
@@ -109,6 +110,7 @@ def fit(
       params: initial parameters; they are copied.
       prepare: (constants, batch, step index) -> inputs of the loss, computed once for all
         trainings, outside the gradient.
+      watch: called after each step with the number of steps and the parameters on the devices.
       name: of the evaluation, for messages. finite: whether to refuse a loss that is not finite.
 
     Raises:
@@ -132,6 +134,8 @@ def fit(
     curve = _Curve(name, steps, finite)
     for index, batch in enumerate(batches):
         state, terms = advance(state, constants, points, sharding.put_batch(batch, mesh), index)
+        if watch:
+            watch(index + 1, state.params)
         curve.waiting.append(terms)
         curve.take(_AHEAD)  # else all batches would be queued on the device at once
     curve.take(0)

@@ -34,6 +34,7 @@ class Probe(NamedTuple):
     # of the selected classifier: {"kernel": [d, c], "bias": [c]} and, with the norm, {"scale": [d],
     # "shift": [d]}
     params: Any
+    by_epoch: np.ndarray | None = None  # [epochs, g] accuracy on the test set after each epoch
 
 
 Stream = Callable[[np.ndarray], Iterator[tuple[ArrayLike, np.ndarray]]]
@@ -57,6 +58,7 @@ def fit(
     schedule: str = "constant",
     clip: float = 0.0,
     norm: bool = True,
+    every_epoch: bool = False,
     stream: Stream | None = None,
 ) -> Probe:
     """Trains one classifier per learning rate and batch size on the same minibatches, and selects
@@ -74,7 +76,8 @@ def fit(
       weight_decay: on all parameters. held_out: share of `train` held out for the selection, in
         [0, 1); 0 = select on the test set.
       optimizer: of OPTIMIZERS. schedule: "constant" or "cosine". clip: largest L2 norm of the
-        gradient of a classifier; 0 = no clipping. norm: affine LayerNorm first.
+        gradient of a classifier; 0 = no clipping. norm: affine LayerNorm first. every_epoch:
+        whether to compute `by_epoch`.
       stream: function from the training rows [k] of `train` to `epochs` passes over them in batches
         (features [batch_size, d], indices [batch_size] into the k rows); None = the features of
         `train`, shuffled.
@@ -104,15 +107,19 @@ def fit(
     prepare = whiten if norm else _plain
     inputs = prepare(train)
     start = _start(key_init, inputs.shape[1], num_classes, norm)
-    targets = jnp.asarray(labels[learn])
+    targets, tested, curve = jnp.asarray(labels[learn]), prepare(test), []
+
+    def watch(step, params):
+        if step % trainer.steps == 0:
+            curve.append(_score(jax.tree.map(np.asarray, params), tested, test_labels)[0])
+
+    how = dict(trainer=trainer, batch_size=batch_size, watch=watch if every_epoch else None)
     if stream is None:
-        params = _train(
-            inputs[learn], targets, grid, start, key_order, trainer=trainer, batch_size=batch_size
-        )
+        params = _train(inputs[learn], targets, grid, start, key_order, **how)
     else:
         batches = ((features, targets[rows]) for features, rows in stream(learn))
-        params = _train_on(batches, grid, start, trainer, batch_size, prepare)
-    test_accuracy, test_loss = _score(params, prepare(test), test_labels)
+        params = _train_on(batches, grid, start, prepare, **how)
+    test_accuracy, test_loss = _score(params, tested, test_labels)
     chosen_accuracy, chosen_loss = test_accuracy, test_loss
     if len(choose):
         chosen_accuracy, chosen_loss = _score(params, inputs[choose], labels[choose])
@@ -124,6 +131,7 @@ def fit(
         held_out=chosen_accuracy,
         test=test_accuracy,
         params=jax.tree.map(lambda x: np.asarray(x[best]), params),
+        by_epoch=np.stack(curve) if curve else None,
     )
 
 
@@ -133,10 +141,8 @@ def _check(rows, labels, test_labels, num_classes, held_out):
             f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {rows} and"
             f" {held_out}"
         )
-    if (
-        min(labels.min(), test_labels.min()) < 0
-        or max(labels.max(), test_labels.max()) >= num_classes
-    ):
+    every = np.concatenate([labels, test_labels])
+    if every.min() < 0 or every.max() >= num_classes:
         raise ValueError(f"labels must lie in [0, {num_classes})")
 
 
@@ -236,9 +242,20 @@ def predict(params: Mapping[str, np.ndarray], inputs: ArrayLike) -> np.ndarray:
     return np.asarray(scores.argmax(axis=-1))
 
 
-@functools.partial(jax.jit, static_argnames=("trainer", "batch_size"))
-def _train(inputs, labels, grid, start, key_order, *, trainer, batch_size):
+def _train(*data, trainer, batch_size, watch):
     """Trains on shuffled rows; returns the parameters of all classifiers, stacked on axis 0."""
+    state: Any = None
+    epochs = np.arange(trainer.epochs)
+    for part in epochs[:, None] if watch else [epochs]:
+        state = _run(state, part, *data, trainer=trainer, batch_size=batch_size)
+        if watch:
+            watch(trainer.steps, state.params)
+    return state.params
+
+
+@functools.partial(jax.jit, static_argnames=("trainer", "batch_size"))
+def _run(state, epochs, inputs, labels, grid, start, key_order, *, trainer, batch_size):
+    """The state after some epochs [n]; state None = before the first."""
 
     def step(state, rows):
         batch = inputs[rows], labels[rows]
@@ -249,11 +266,12 @@ def _train(inputs, labels, grid, start, key_order, *, trainer, batch_size):
         rows = order[: trainer.steps * batch_size].reshape(trainer.steps, batch_size)
         return jax.lax.scan(step, state, rows)
 
-    state = fit_lib.begin(trainer.transformation, start, None, grid)
-    return jax.lax.scan(epoch, state, jnp.arange(trainer.epochs))[0].params
+    if state is None:
+        state = fit_lib.begin(trainer.transformation, start, None, grid)
+    return jax.lax.scan(epoch, state, epochs)[0]
 
 
-def _train_on(batches, grid, start, trainer, batch_size, prepare):
+def _train_on(batches, grid, start, prepare, *, trainer, batch_size, watch):
     """Like `_train`, on given batches of (features, labels)."""
     fitted = fit_lib.fit(
         _loss,
@@ -264,6 +282,7 @@ def _train_on(batches, grid, start, trainer, batch_size, prepare):
         params=start,
         points=grid,
         prepare=lambda _, batch, index: (prepare(batch[0]), batch[1]),
+        watch=watch,
         name="linear",
         finite=False,
     )

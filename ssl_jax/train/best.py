@@ -11,10 +11,12 @@ from ml_collections import FrozenConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax.convert import own
+from ssl_jax.evals.registry import TRAINED
 from ssl_jax.runtime import distributed
 from ssl_jax.train import log
 
 FILE = "best.safetensors"
+BEST = "_best_of_run"  # ending of the best value of a score in results.json
 
 
 class Best:
@@ -43,6 +45,15 @@ class Best:
             if distributed.is_first():
                 self._keep(step, scores, *weights)
         return text
+
+    def added(self, results: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+        """The final results with the run's best value of the score, as NAME_best_of_run of the
+        trained network; call it after the last `note`."""
+        rows = log.read_rows(self._workdir / "evals.jsonl") if self._name else []
+        values = [row[self._name] for row in rows if self._name in row]
+        if not values:
+            return dict(results)
+        return {**results, TRAINED: {**results[TRAINED], f"{self._name}{BEST}": max(values)}}
 
     def _judged(self, step: int, score: float) -> tuple[bool, str]:
         """Whether a score is the run's best so far, and the line for the console; valid on process

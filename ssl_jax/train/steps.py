@@ -274,5 +274,6 @@ class Steps:
             network = self._network()
             results = evaluation.compare(*network)
             self._score(results[TRAINED])
+            results = self._best.added(results)
             drawn = evaluation.publish(results, *network, self._workdir)
             self._tracked.final(self._total, results, drawn)

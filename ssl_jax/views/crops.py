@@ -38,12 +38,18 @@ def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.nd
 
 
 def crops_host(
-    image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarray, area: bool = False
+    image: np.ndarray,
+    boxes: np.ndarray,
+    size: int,
+    flips: np.ndarray,
+    area: bool = False,
+    bilinear: bool = False,
 ) -> np.ndarray:
     """`crop_host` for several boxes [V, 4] and flips [V] of one image: [V, size, size, C].
 
     area: crops at whole source pixels and averages those that a pixel of the view covers, or
     interpolates linearly if the crop is enlarged; by OpenCV, in half the time.
+    bilinear: Pillow's antialiased bilinear filter instead of its bicubic.
     """
     if image.dtype not in (np.uint8, np.float32):
         raise InputError(
@@ -62,7 +68,7 @@ def crops_host(
             part = image[upper : max(lower, upper + 1), left : max(right, left + 1)]
             pixels = _means(part, size)
         else:
-            pixels = planes.resampled(parts, (size, size), box)
+            pixels = planes.resampled(parts, (size, size), box, bilinear)
         view[:] = pixels[:, ::-1] if flip else pixels
     return out
 

@@ -34,6 +34,7 @@ class GroupRecipe:
         are drawn as usual.
       randaugment: of every view cropped on the host, or None; not for crops on the device.
       erasing: of every view, after all other draws, or None.
+      bilinear: whether crops on the host are resampled bilinearly, see `crops.crops_host`.
 
     Raises:
       InputError: a value is out of range or contradicts another.
@@ -51,6 +52,7 @@ class GroupRecipe:
     reuse: str = ""
     randaugment: RandAugment | None = None
     erasing: Erasing | None = None
+    bilinear: bool = False
 
     def __post_init__(self):
         section.KEYS["global_count"].check("count", self.count)

@@ -128,7 +128,9 @@ def crop_host(
     of them.
     """
     cut = {
-        name: crops.crops_host(image, draws[name].boxes, group.size, draws[name].flips, area)
+        name: crops.crops_host(
+            image, draws[name].boxes, group.size, draws[name].flips, area, group.bilinear
+        )
         for name, group in recipe.groups
     }
     if not any(group.randaugment for _, group in recipe.groups):

@@ -7,6 +7,9 @@ import pytest
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
+from ssl_jax.data import decode
+from tests import tiny
+from tests.data.records import save
 from tests.evals import fakes
 
 LABELS = np.arange(11) % 7
@@ -42,3 +45,17 @@ def test_scores_of_a_network_in_percent():
 def test_networks_of_other_classes_or_without_a_classifier_are_refused(scores):
     with pytest.raises(InputError):
         evals.TYPES["classify"].run(case(scores))
+
+
+def test_images_are_resized_by_the_filter_of_the_protocol(tmp_path):
+    config, image = tiny.config("finetune"), fakes.images(1, 40, 56)[0]
+    for part in ("train/a", "train/b", "val/a", "val/b"):
+        save(tmp_path / part / "0.png", image)
+    for name, protocol in (("cubic", "imagenet"), ("linear", "sop")):
+        data = dict(kind="folder", dir=str(tmp_path), name="", test_split="val", size=24)
+        config.evals[name] = evals.new("classify", protocol=protocol, data=data, crop=16)
+    cubic, linear = (test for _, test in evals.sources(config, ("cubic", "linear")).values())
+    np.testing.assert_array_equal(cubic[0]["image"], decode.resize_square(image, 24))
+    np.testing.assert_array_equal(linear[0]["image"], decode.resize_square(image, 24, True))
+    assert not np.array_equal(cubic[0]["image"], linear[0]["image"])
+    assert repr(cubic) != repr(linear)  # the name of cached features

@@ -1,5 +1,7 @@
 """New decoders on frozen features, scores of networks that rebuild, and the pictures of both."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -9,6 +11,7 @@ from ssl_jax.config import InputError
 from ssl_jax.features.latents import latents
 from ssl_jax.features.network import adopt
 from ssl_jax.methods.base import Features
+from ssl_jax.models import tokenizer
 from ssl_jax.scores import rebuild
 from tests.evals import fakes
 
@@ -140,3 +143,27 @@ def test_reconstruct_says_all_that_psnr_says_and_more():
     other = evals.Case(Network(evals.raw_pixels(4)), evals.new("psnr"), images, images, patch=4)
     with pytest.raises(InputError, match="psnr"):  # does not rebuild
         evals.TYPES["psnr"].run(other)
+
+
+def test_codes_are_scored_at_the_size_of_the_tokenizer(monkeypatch):
+    """Patches of 12 pixels and cells of 16, which are white."""
+    config = ConfigDict(dict(method="m", model=dict(patch=12), m=dict(tokenizer="")))
+
+    class Coded:
+        def __call__(self, images, *, extras=False):
+            codes = np.zeros((len(images), 1, 1), int)
+            return Features(None, None, None, extras={"rebuilt": codes})
+
+    def decode(path, codes, whole):
+        return np.ones((len(codes), *(2 * (16 if whole else 12,)), 3), np.float32)
+
+    Coded.config = config
+    monkeypatch.setattr(tokenizer, "target", lambda *_: SimpleNamespace(decode=decode))
+    images = fakes.Source(fakes.images(3, 12, 12))
+    pixels = np.stack([images[i]["image"] for i in range(3)]) / np.float32(255)
+    larger = np.clip(np.asarray(tokenizer.resize(pixels, 16, 16)), 0, 1)
+    for whole, shown in ((False, pixels), (True, larger)):
+        section = evals.new("reconstruct", whole=whole)
+        case = evals.Case(Coded(), section, images, images, patch=12, batch_size=3)
+        wanted = rebuild.psnr(shown, np.ones_like(shown)).mean()
+        assert evals.TYPES["reconstruct"].run(case)["reconstruct"] == pytest.approx(wanted, 1e-5)

@@ -23,9 +23,17 @@ def test_crops_are_encoded_anew_and_the_picture_is_of_the_probe_that_was_scored(
     right = evals.TYPES["linear"].run(case)["linear"]
     epochs = np.concatenate(seen)[-3 * 40 :]  # after the test images
     assert len(np.unique(epochs, axis=0)) == 3 * 40
-    monkeypatch.setattr(linear, "fit", None)  # it is not trained again
-    shares = evals.TYPES["linear"].figures(case)["linear_classes"].values[np.arange(40) % 3]
+    with monkeypatch.context() as patched:
+        patched.setattr(linear, "fit", None)  # it is not trained again
+        shares = evals.TYPES["linear"].figures(case)["linear_classes"].values[np.arange(40) % 3]
     assert 100 * np.mean(shares) == pytest.approx(right)
+    fields = dict(crops, bilinear_crops=True, every_epoch=True)
+    config = evals.new("linear", lrs=(1e-2,), epochs=3, batch=8, held_out=0.0, **fields)
+    case = evals.Case(network, config, source, source, patch=4, batch_size=40)
+    scores = evals.TYPES["linear"].run(case)
+    assert scores["linear_best_of_epochs"] >= scores["linear"]
+    bilinear = np.concatenate(seen)[-3 * 40 :]
+    assert 0 < np.abs(bilinear - epochs).max() < 0.3  # the same crops
     with pytest.raises(InputError, match="crop_scale"):
         evals.TYPES["linear"].run(fakes.case("linear", None, None, crop_scale=(1.0, 0.5)))
 

@@ -147,6 +147,22 @@ def test_pictures_can_show_larger_images_than_are_scored(tmp_path, config, encod
     assert config.evals.dense.data.size == 24
 
 
+def test_a_picture_gets_a_memory_of_training_images(tmp_path, config, encoder, monkeypatch):
+    config.evals.tasks, got = ("dense",), []
+
+    def draw(encoder, images, memory):
+        got.append((memory.size, memory.images([2, 0])))
+        return {}
+
+    own_pictures(monkeypatch, draw, memory=7)
+    evaluation = Evaluation(config)
+    evaluation.draw("weights", None, tmp_path / "pictures", tmp_path)
+    ((size, images),) = got
+    wanted = windows.images_of(evaluation.sources["dense"][0], (2, 0), crop=16, multiple=4)
+    assert size == 7
+    np.testing.assert_array_equal(images, wanted)
+
+
 def test_principal_colours_are_alike_for_patches_that_are_alike():
     rng = np.random.default_rng(0)
     kinds = rng.normal(size=(4, 12)) * 5

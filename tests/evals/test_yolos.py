@@ -90,7 +90,9 @@ def test_matching_is_the_cheapest_one():
 
 
 def test_optimizer_is_the_published_one(encoder):
-    config = chosen(epochs=10, lr=1.0, weight_decay=0.5, clip=1e9, position_size=16, middle_size=8)
+    config = chosen(
+        epochs=10, lr=1.0, weight_decay=0.5, clip=1e9, position_size=(16, 16), middle_size=(8, 8)
+    )
     params = detectors.make(encoder, config, 2, jax.random.key(0)).params
     params = jax.tree.map(jnp.ones_like, params)
     transformation = training.optimizer(config, params, steps=3)
@@ -174,7 +176,7 @@ def test_what_cannot_work_is_refused(encoder, monkeypatch):
     with pytest.raises(InputError, match="network"):
         evals.TYPES["yolos"].run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
     with pytest.raises(InputError, match="position_size"):
-        detectors.make(encoder, chosen(position_size=18), 2, jax.random.key(0))
+        detectors.make(encoder, chosen(position_size=(16, 18)), 2, jax.random.key(0))
     with pytest.raises(InputError, match="crop"):
         evals.TYPES["yolos"].run(case.Case(encoder, section(crop=8), Squares(4), Squares(4)))
     # Before the training.

@@ -108,7 +108,7 @@ EVALUATIONS = {
     "tsne_3d": "pixels tsne perplexity=3.0 test_examples=12 dimensions=3",
     "yolos": f"sop yolos {_YOLOS} crop_prob=0.0",
     "yolos_crops": f"""sop yolos {_YOLOS} crop_from=(20,) crop_sides=(12,16) crop_prob=1.0
-        position_size=24 middle_size=16""",
+        position_size=(24,24) middle_size=(16,16)""",
 }  # fmt: skip
 
 

@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import FrozenConfigDict
 from PIL import Image
 
 from ssl_jax import api, ops
 from ssl_jax.config import InputError
+from ssl_jax.evals import pictures
 from ssl_jax.methods import base, cribo
 from ssl_jax.methods.cribo import levels, objects, oracle
 from ssl_jax.methods.cribo import pictures as drawing
+from ssl_jax.methods.encoder import Encoder
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
 from tests import tiny
@@ -465,8 +468,8 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
     patches[2] = patches[0]  # so that every object of image 0 lies in image 2 as well
     found = objects.find((16, 16), jnp.asarray(patches), config().cribo, seed=0)
     assert np.asarray(found["clusters"]).shape == (3, SIDE, SIDE)
-    shown = np.asarray(found["clusters"]), found["objects"], found["exist"]
-    rows = drawing.matches(images, *shown)["matches"].rows
+    shown = drawing.Objects(np.asarray(found["clusters"]), found["objects"], found["exist"])
+    rows = drawing.matches(images, shown)["matches"].rows
     assert len(rows) == 3
     for i, (whole, *pairs) in enumerate(rows):
         sizes = [int((panel.labels >= 0).sum()) for panel in pairs[::2]]
@@ -485,3 +488,29 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
     j, k = others[np.argmax([mean @ x / np.linalg.norm(x) for x in means])]
     np.testing.assert_array_equal(rows[0][2].image, images[j])
     np.testing.assert_array_equal(rows[0][2].labels >= 0, labels[j] == k)
+    # From a memory: image 0 finds itself there, which was among the shown images left out.
+    bank = drawing.Objects(*(x[::-1] for x in shown))
+    rows = drawing.matches(images, shown, bank, lambda j: 1 - images[j])["matches"].rows
+    for query, match in zip(rows[1][1::2], rows[1][2::2], strict=True):
+        np.testing.assert_array_equal(match.image, 1 - images[1])
+        np.testing.assert_array_equal(match.labels, query.labels)
+        assert "1.00" in match.title
+
+
+def test_the_memory_of_the_picture_holds_training_images():
+    c = config()
+    encoder = Encoder(FrozenConfigDict(c), method().init(jax.random.key(0))[0])
+    images = np.random.default_rng(0).random((20, 16, 16, 3), np.float32)
+    read = []
+
+    def recall(indices):
+        read.extend(indices)
+        return images[np.asarray(indices)]
+
+    rows = pictures.draw(encoder, images[17:19], pictures.Memory(20, recall))["matches"].rows
+    assert read[:20] == [*range(20)] and len(rows) == 2
+    shown = [panel for row in rows for panel in row[2::2]]
+    for index, panel in zip(read[20:], shown, strict=True):
+        np.testing.assert_array_equal(panel.image, images[index])
+        assert (panel.labels >= 0).any()
+    assert pictures.draw(encoder, images[:1]) == {}

@@ -41,10 +41,10 @@ def test_heads_read_the_query_tokens_of_the_encoder(images):
 @pytest.mark.parametrize("changes", [{}, dict(cls=False), dict(registers=2)])
 def test_middle_codes_come_after_every_block_but_the_last(images, changes):
     shape = dataclasses.replace(SHAPE, **changes)
-    model = detection.yolos(shape, 3, 8)
+    model = detection.yolos(shape, 3, middle=(8, 12))
     params = model.init(jax.random.key(0))
     cls = int(shape.cls)
-    assert params["middle"].shape == (2, cls + 4 + 5, 8)
+    assert params["middle"].shape == (2, cls + 6 + 5, 8)
     module = vit.vit(shape).module(params["encoder"])
     x = module._embed(images, None, None)
     for i in range(3):
@@ -52,30 +52,38 @@ def test_middle_codes_come_after_every_block_but_the_last(images, changes):
         if i < 2:
             codes = params["middle"][i]
             patches = position.resize_codes(
-                codes[cls : cls + 4], 2, (3, 5), rule="exact", kernel="keys-0.75"
+                codes[cls : cls + 6], (2, 3), (3, 5), rule="exact", kernel="keys-0.75"
             )
             between = jnp.zeros((shape.registers, 8))
-            x = x + jnp.concatenate([codes[:cls], between, patches, codes[cls + 4 :]])
+            x = x + jnp.concatenate([codes[:cls], between, patches, codes[cls + 6 :]])
     tokens = np.asarray(module.norm(x)[:, -5:], np.float64)
     logits, _ = model.apply(params, images)
     np.testing.assert_allclose(logits, head(params["classes"], tokens), atol=1e-4)
 
 
-def test_an_encoder_is_taken_over_and_its_codes_are_resized():
+def test_an_encoder_is_taken_over_and_its_codes_are_resized(images):
     before = dataclasses.replace(SHAPE, image_size=8, queries=2, mask_token=True)
     encoder = vit.vit(before).init(jax.random.key(1))
-    params = detection.yolos(SHAPE, 3).init(jax.random.key(0))
-    result = detection.pretrained(params, SHAPE, encoder, 8)
+    shape, size = dataclasses.replace(SHAPE, image_size=8), (12, 20)  # that of the images
+    model = detection.yolos(shape, 3, size)
+    params = model.init(jax.random.key(0))
+    result = detection.pretrained(params, shape, encoder, size)
     own = result["encoder"]
     assert own["queries"] is params["encoder"]["queries"] and "mask_token" not in own
     for name in ("patch", "cls", "blocks", "norm"):
         assert own[name] is encoder[name]
     wanted = position.resize_codes(
-        encoder["position"][1:], 2, (4, 4), rule="exact", kernel="keys-0.75"
+        encoder["position"][1:], 2, (3, 5), rule="exact", kernel="keys-0.75"
     )
+    assert own["position"].shape == (1 + 15, 8)
     np.testing.assert_array_equal(own["position"][0], encoder["position"][0])
     np.testing.assert_array_equal(own["position"][1:], wanted)
     assert result["classes"] is params["classes"]
+    # On images of that size, the codes are added as they are: the same as a resize to it.
+    whole = detection.yolos(shape, 3)
+    same = {**result, "encoder": {**own, "position": encoder["position"]}}
+    for one, other in zip(model.apply(result, images), whole.apply(same, images), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", [dict(depth=2), dict(width=16)])
@@ -85,7 +93,7 @@ def test_an_encoder_of_another_shape_is_refused(change):
         for model in (detection.yolos(SHAPE, 3), vit.vit(dataclasses.replace(SHAPE, **change)))
     )
     with pytest.raises(ValueError, match="shape"):
-        detection.pretrained(params, SHAPE, other, 16)
+        detection.pretrained(params, SHAPE, other)
 
 
 def test_a_detector_needs_queries_and_classes():

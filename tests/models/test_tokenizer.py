@@ -200,6 +200,8 @@ def test_code_target_has_one_code_per_patch_whatever_the_patch(small, published,
         shown = target.show(jax.nn.one_hot(codes, 11), grid)
         np.testing.assert_array_equal(shown, codes.reshape(2, *grid))
         assert target.decode(weights, shown).shape == images.shape
+        whole = target.decode(weights, shown, whole=True)
+        assert whole.shape == (len(images), 2 * grid[0], 2 * grid[1], 3)
     native = tokenizer.target("vq", 2, small)
     codes = native.encode(native.constants(weights), images[:, :8])
     rebuilt = native.decode(weights, codes.reshape(2, 4, 3))

@@ -98,17 +98,17 @@ def test_sgd_with_cosine_and_larger_batches_against_float64():
     epochs, batch, rates, factors = 4, 100, (0.05, 0.5), (1, 3)
     rows = _rows(epochs, batch)
     how = dict(optimizer="sgd", schedule="cosine", norm=False, weight_decay=0.0, held_out=0.0)
-    how |= dict(learning_rates=rates, batch_factors=factors)
+    how |= dict(learning_rates=rates, batch_factors=factors, every_epoch=True)
     stream = lambda learn: ((_TRAIN[learn[r]], r) for r in rows)  # noqa: E731
     probe = _fit(epochs=epochs, batch_size=batch, stream=stream, **how)
     # The stream says which of `learn` it shows; with nothing held out these are all, shuffled.
     learn = np.asarray(jax.random.permutation(jax.random.split(jax.random.key(0), 3)[0], 600))
     start = 0.01 * np.asarray(jax.random.normal(jax.random.split(jax.random.key(0), 3)[1], (24, 4)))
-    accuracies = []
+    curves = []
     for factor in factors:
         for rate in rates:
             kernel, bias = start.astype(np.float64), np.zeros(4)
-            speed = [np.zeros_like(kernel), np.zeros(4)]
+            speed, curve = [np.zeros_like(kernel), np.zeros(4)], []
             for update in range(len(rows) // factor):
                 part = learn[rows[update * factor : (update + 1) * factor].ravel()]
                 inputs = _TRAIN[part].astype(np.float64)
@@ -117,13 +117,23 @@ def test_sgd_with_cosine_and_larger_batches_against_float64():
                 now = rate * 0.5 * (1 + np.cos(np.pi * epoch / epochs))
                 speed = [0.9 * s + g for s, g in zip(speed, found)]
                 kernel, bias = kernel - now * speed[0], bias - now * speed[1]
-            accuracies.append(np.mean((_TEST @ kernel + bias).argmax(1) == _TEST_LABELS))
+                if (update + 1) * factor % (600 // batch) == 0:
+                    curve.append(np.mean((_TEST @ kernel + bias).argmax(1) == _TEST_LABELS))
+            curves.append(curve)
             if (rate, factor) == (probe.learning_rate, probe.batch_size // batch):
                 np.testing.assert_allclose(probe.params["kernel"], kernel, atol=1e-5)
                 np.testing.assert_allclose(probe.params["bias"], bias, atol=1e-5)
-    np.testing.assert_allclose(probe.test, accuracies, atol=1 / 400 + 1e-9)
+    np.testing.assert_allclose(probe.by_epoch, np.transpose(curves), atol=1 / 400 + 1e-9)
+    np.testing.assert_array_equal(probe.test, probe.by_epoch[-1])
     assert probe.accuracy == probe.test.max()  # nothing held out: the test set chose
-    assert len(set(np.round(accuracies, 4))) > 1
+    assert len(set(np.round(curves, 4).ravel())) > 4
+
+
+def test_scores_after_every_epoch_do_not_change_the_training():
+    once, watched = (_fit(epochs=3, every_epoch=each) for each in (False, True))
+    assert once.by_epoch is None and watched.by_epoch.shape == (3, len(LEARNING_RATES))
+    np.testing.assert_array_equal(watched.by_epoch[-1], watched.test)
+    chex.assert_trees_all_close(once.params, watched.params, atol=1e-6)
 
 
 def test_predictions_with_and_without_a_layer_norm():

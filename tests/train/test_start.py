@@ -163,6 +163,9 @@ def test_the_model_follows_the_weights(both, tmp_path, capsys):
     assert config.model.depth == 2 and config.model.position_resize == "dino_offset"
     assert config.model.heads == 1 and config.model.image_size == 16
     rows = [row["knn"] for row in log.read_rows(run / "evals.jsonl")]
+    trained = json.loads((run / "results.json").read_text())["trained"]
+    assert trained["knn_best_of_run"] == max(rows) and trained["knn"] == rows[-1]
+    assert f"best knn of the run: {max(rows):.1f}" in (run / "results.txt").read_text()
     best = api.load(run / "best.safetensors")
     assert rows[best.step] == max(rows) and best.step == rows.index(max(rows))
     both[0].unlink()
@@ -189,6 +192,11 @@ def test_training_that_makes_a_network_worse_is_named(tmp_path):
     saved = own.read(tmp_path / "best.safetensors")
     assert saved.notes["step"] == 2 and saved.params["w"][0] == 2
     assert best_lib.Best(tmp_path, config).note(9, {"rank": 1.0}, lambda: ({}, None)) == ""
+    results = {"untrained network": {"knn": 9.0}, "trained": {"knn": 45.0}}
+    trained = {"knn": 45.0, "knn_best_of_run": 60.0}
+    assert kept.added(results) == {**results, "trained": trained}
+    unnamed = FrozenConfigDict({"evals": {"best": ""}})
+    assert best_lib.Best(tmp_path, unnamed).added(results) == results
 
 
 REFUSED = {  # {file: what its refusal names}

@@ -75,6 +75,16 @@ def test_device_equals_scale_and_translate(size):
         np.testing.assert_allclose(got, np.clip(want, 0, 1), atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [8, 32])
+def test_bilinear_crops_equal_scale_and_translate(size):
+    image = np.random.default_rng(1).random((40, 56, 3), np.float32)
+    ours = crops.crops_host(image, BOXES, size, np.zeros(4, bool), bilinear=True)
+    for box, got in zip(BOXES, ours, strict=True):
+        scale = size / box[2:]
+        want = REFERENCE(image, (size, size, 3), (0, 1), scale, -box[:2] * scale, method="linear")
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 def test_a_crop_of_its_own_size_copies_the_pixels():
     image = photograph()
     box, wanted = np.array([[4, 6, 16, 16]], np.float32), image[4:20, 6:22][:, ::-1]

@@ -3,9 +3,8 @@ encoder, which is fine-tuned on boxes with DETR's loss and scored by COCO's aver
 tables 5 and 6).
 
 Differences from the authors' code: boxes are relative to the canvas that the images of a batch
-share, not to the image without its margin; position embeddings are learned on a square grid of the
-same area; the margin has the mean colour. Crowds are left out of training, and predictions in them
-count neither as right nor as wrong, as in COCO.
+share, not to the image without its margin; the margin has the mean colour. Crowds are left out of
+training, and predictions in them count neither as right nor as wrong, as in COCO.
 """
 
 import numpy as np

@@ -39,15 +39,10 @@ def make(encoder: Any, settings: Settings, classes: int, rng: jax.Array) -> Dete
     section = encoder.config.model
     native = zoo.vit_config(section if "size" in section else {"size": "custom", **section})
     for name in ("position_size", "middle_size"):
-        check_multiple(name, getattr(settings, name), native.patch, "patch of the network")
-    learned = native.position == "learned"
-    shape = dataclasses.replace(
-        native,
-        queries=settings.queries,
-        drop_path=0.0,
-        mask_token=False,
-        image_size=(learned and settings.position_size) or native.image_size,
-    )
-    model = models.yolos(shape, classes, settings.middle_size)
-    weights = models.pretrained(model.init(rng), shape, params["backbone"], native.image_size)
+        for side in getattr(settings, name):
+            check_multiple(name, side, native.patch, "patch of the network")
+    shape = dataclasses.replace(native, queries=settings.queries, drop_path=0.0, mask_token=False)
+    position = settings.position_size if native.position == "learned" else (0, 0)
+    model = models.yolos(shape, classes, position, settings.middle_size)
+    weights = models.pretrained(model.init(rng), shape, params["backbone"], position)
     return Detector(model.apply, weights, classes, shape.patch, tuple(shape.mean))

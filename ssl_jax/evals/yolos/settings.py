@@ -53,18 +53,21 @@ class Settings:
         "pixels",
         above=0,
     )
-    position_size: int = field(
-        0,
-        "side of the square grid on which learned position embeddings are trained; 0 = as"
+    position_size: tuple[int, int] = field(
+        (0, 0),
+        "(height, width) of the grid on which learned position embeddings are trained; (0, 0) = as"
         " pretrained",
         "pixels",
         least=0,
+        length=2,
     )
-    middle_size: int = field(
-        0,
-        "side of the square grid of learned codes added after every block but the last; 0 = none",
+    middle_size: tuple[int, int] = field(
+        (0, 0),
+        "(height, width) of the grid of learned codes added after every block but the last; (0, 0)"
+        " = none",
         "pixels",
         least=0,
+        length=2,
     )
 
 
@@ -88,9 +91,8 @@ _COCO = dict(
     crop_from=(400, 500, 600),
     crop_sides=(384, 600),
     canvas=256,
-    # a square with about as many codes as the paper's grid of 512 x 864
-    position_size=672,
-    middle_size=672,
+    position_size=(512, 864),
+    middle_size=(512, 864),
 )
 PROTOCOLS = {
     "coco": Protocol("CrIBo tables 5 and 6", _COCO),

@@ -89,39 +89,54 @@ class Classes(NamedTuple):
     measure: str
 
 
+class Memory(NamedTuple):
+    """Training images in which a picture looks for neighbours: `size` of them, and images(indices)
+    -> [n, H, W, 3] float in [0, 1]."""
+
+    size: int
+    images: Callable
+
+
 class _Own(NamedTuple):
     """Pictures of a method, see `register`."""
 
     draw: Callable
     images: int
     scenes: bool
+    memory: int
 
 
 _OWN: dict[str, _Own] = {}
 
 
-def register(method: str, draw: Callable, *, images: int = 16, scenes: bool = True) -> None:
+def register(
+    method: str, draw: Callable, *, images: int = 16, scenes: bool = True, memory: int = 0
+) -> None:
     """Adds the pictures of a method.
 
     draw(encoder, images) -> {name: Picture}: encoder is a `methods.encoder.Encoder`, images [N, H,
     W, 3] float in [0, 1]; the arrays in the pictures are NumPy's.
     images: N, the number of images. scenes: whether the images should show several objects (from an
     evaluation with masks, if there is one) or one (from an evaluation without masks, if any).
+    memory: the most training images that draw(encoder, images, memory) gets as a `Memory`, or None
+    where there are none; 0 = it has no such argument.
     """
-    _OWN[method] = _Own(draw, images, scenes)
+    _OWN[method] = _Own(draw, images, scenes, memory)
 
 
-def wanted(method: str) -> tuple[int, bool] | None:
-    """Number of images for the method's own pictures, and whether they should be scenes; None if it
-    has no pictures."""
+def wanted(method: str) -> tuple[int, bool, int] | None:
+    """Number of images for the method's own pictures, whether they should be scenes, and the most
+    training images; None if it has no pictures."""
     entry = _OWN.get(method)
-    return (entry.images, entry.scenes) if entry else None
+    return (entry.images, entry.scenes, entry.memory) if entry else None
 
 
-def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray, memory: Memory | None = None) -> dict[str, Picture]:
     """The pictures of the encoder's method for some images; {} if it has none."""
-    name = encoder.config.method
-    return _OWN[name].draw(encoder, images) if name in _OWN else {}
+    entry = _OWN.get(encoder.config.method)
+    if entry is None:
+        return {}
+    return entry.draw(encoder, images, *((memory,) if entry.memory else ()))
 
 
 def class_name(names: Sequence[str] | None, label: int) -> str:

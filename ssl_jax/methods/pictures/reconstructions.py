@@ -9,17 +9,17 @@ from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.models import tokenizer
 
 
-def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
+def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray, whole: bool = False) -> np.ndarray:
     """A network's reconstruction as pixels [B, H, W, 3] in [0, 1].
 
     config: of the run; its method's section names the tokenizer, if there is one. rebuilt: the
-    extra "rebuilt": pixels, or codes int [B, h, w] of the tokenizer.
+    extra "rebuilt": pixels, or codes int [B, h, w] of the tokenizer. whole: of `Target.decode`.
     """
     if not np.issubdtype(rebuilt.dtype, np.integer):
         return np.asarray(rebuilt)
     decode = tokenizer.target("vq", config.model.patch).decode
     assert decode is not None
-    return np.asarray(decode(config[config.method].tokenizer, rebuilt))
+    return np.asarray(decode(config[config.method].tokenizer, rebuilt, whole))
 
 
 def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:
