@@ -36,7 +36,6 @@ from ssl_jax.evals.follow import fit_to_data, follow
 from ssl_jax.evals.opened import sources
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, defaults, folder, headings, keys, named, new, selected
-from ssl_jax.evals.table import comparison_table
 from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.monitored import subset
 from ssl_jax.features.pixels import raw_pixels
@@ -56,7 +55,6 @@ __all__ = [
     "selected",
     "classify",
     "collapse",
-    "comparison_table",
     "davis",
     "decode",
     "defaults",

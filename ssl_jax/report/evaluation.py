@@ -13,10 +13,10 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import evals
 from ssl_jax.evals import pictures, registry
 from ssl_jax.evals.pictures import attention, pca
-from ssl_jax.evals.table import IMAGES
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.ops import numerics
 from ssl_jax.report import folders
+from ssl_jax.report.table import IMAGES, comparison_table
 from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import state
 
@@ -100,7 +100,7 @@ class Evaluation:
     def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
         """The result of `compare` as text."""
         headings = evals.headings(self.config, self.tasks)
-        return evals.comparison_table(results, headings, self._images())
+        return comparison_table(results, headings, self._images())
 
     def _images(self) -> dict[str, int]:
         """{score: number of readable test images} of the scores that are shares of them."""

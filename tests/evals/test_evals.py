@@ -8,9 +8,8 @@ import pytest
 from ssl_jax import config as config_lib
 from ssl_jax import evals, settings
 from ssl_jax.config import InputError, field
-from ssl_jax.evals import table
 from ssl_jax.features import pixels
-from ssl_jax.report import evaluation
+from ssl_jax.report import evaluation, table
 from ssl_jax.report.evaluation import Evaluation
 from tests.evals import fakes
 
@@ -175,7 +174,7 @@ def test_the_table_marks_the_best_and_leaves_out_empty_columns():
         "raw pixels": {"knn": 100.0},
         "trained": {"knn": 61.0, "linear": 70.0},
     }
-    lines = evals.comparison_table(scores, HEADINGS).splitlines()
+    lines = table.comparison_table(scores, HEADINGS).splitlines()
     assert lines[0].split() == ["features", "k-NN", "linear"]
     assert lines[3].split() == ["raw", "pixels", "100.0*", "-"]
     assert lines[4].split() == ["trained", "61.0", "70.0*"]
