@@ -12,8 +12,8 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import evals
 from ssl_jax.evals import pictures, registry
-from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.methods.encoder import Encoder, bound
+from ssl_jax.methods.pictures import attention, pca
 from ssl_jax.ops import numerics
 from ssl_jax.report import folders
 from ssl_jax.report.table import IMAGES, comparison_table

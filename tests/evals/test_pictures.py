@@ -6,10 +6,11 @@ from PIL import Image
 
 from ssl_jax import evals, settings
 from ssl_jax.evals import pictures
-from ssl_jax.evals.pictures import Panel, Picture, attention, neighbours, pca, segmentation
+from ssl_jax.evals.pictures import neighbours, segmentation
 from ssl_jax.features import windows
 from ssl_jax.methods.base import Features
-from ssl_jax.methods.pictures import base
+from ssl_jax.methods.pictures import attention, base, pca
+from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.report import evaluation as report_evaluation
 from ssl_jax.report.evaluation import Evaluation
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax.evals.pictures import Animation, Chart, Curve, Panel, Picture, Scatter, confusion
+from ssl_jax.evals.pictures import confusion
+from ssl_jax.methods.pictures.base import Animation, Chart, Curve, Panel, Picture, Scatter
 from ssl_jax.report import render, style
 
 GRAY = np.full((16, 24, 3), 0.5)
