@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.pictures import confusion, segmentation
 from ssl_jax.evals.registry import register_module
-from ssl_jax.evals.segment import inference, pictures, selection
+from ssl_jax.evals.segment import inference, selection
 from ssl_jax.evals.segment.protocols import PROTOCOLS
 from ssl_jax.evals.segment.selection import outcome
 from ssl_jax.evals.segment.settings import Settings, check
@@ -22,6 +23,7 @@ from ssl_jax.runtime import sharding
 from ssl_jax.scores import metrics
 
 __all__ = ["PROTOCOLS", "Settings", "check", "figures", "outcome", "score"]
+_SHOWN = 6  # test images of the picture
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
@@ -55,20 +57,37 @@ def _applies(case: Case, settings: Settings) -> bool:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
-    """Pictures of the selected head's segmentation, see `pictures.make`."""
+    """{"segment": some test images, segmented by the selected head; "segment_classes": IoU of each
+    class and the confusion matrix of all test images}."""
     if not _applies(case, settings):
         return {}
     best, settings = outcome(case, settings), selection.with_side(case, settings)
     _, test, _ = selection.parts(case, settings)
-    shown = test.part(np.arange(min(pictures.SHOWN, len(test))))
+    shown = test.part(np.arange(min(_SHOWN, len(test))))
     mesh = sharding.make_mesh(devices=jax.local_devices())
     scored = inference.score(
         best.network, [best.trained], shown, settings, patch=case.patch, mesh=mesh
     )
+    images, truth, predicted = zip(*((x.image, x.truth, x.predicted[0]) for x in scored))
     names = case.test.mask_names
     if names and settings.ignored >= 0:
         names = [name for i, name in enumerate(names) if i != settings.ignored]
-    return pictures.make(list(scored), best.counts, settings, names)
+    iou, what = metrics.class_iou(best.counts, settings.absent), settings.head.replace("_", " ")
+    return {
+        "segment": segmentation.picture(
+            images,
+            {"truth": truth, "predicted": predicted},
+            title=f"Segmentation with a {what} head",
+            names=names,
+            count=len(best.counts),
+        ),
+        "segment_classes": confusion.picture(
+            best.counts,
+            iou,
+            names=names,
+            title="IoU of each class, and its pixels by predicted class",
+        ),
+    }
 
 
 register_module(

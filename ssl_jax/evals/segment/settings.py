@@ -5,9 +5,9 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
+from ssl_jax.evals.classes import absent_field
 from ssl_jax.evals.segment import crops, optimizer
 from ssl_jax.losses.segmentation import AVERAGES
-from ssl_jax.scores.metrics import ABSENT
 
 HEADS = ("linear", "mask_transformer", "fpn", "upernet")
 PYRAMIDS = ("fpn", "upernet")  # heads that read four maps
@@ -107,12 +107,7 @@ class Settings(crops.Settings, optimizer.Settings):
         most=255,
     )
     ignored: int = field(-1, "class that counts as unlabelled; -1 = none", least=-1, most=254)
-    absent: str = field(
-        "zero",
-        'how a class that is predicted but absent from the truth counts: "zero", with IoU 0'
-        ' (mmsegmentation), or "skip", left out of the mean',
-        choices=ABSENT,
-    )
+    absent: str = absent_field()
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
