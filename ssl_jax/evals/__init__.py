@@ -36,8 +36,6 @@ from ssl_jax.evals.follow import fit_to_data, follow
 from ssl_jax.evals.opened import sources
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, defaults, folder, headings, keys, named, new, selected
-from ssl_jax.features.extract import Extracted, extract
-from ssl_jax.features.monitored import subset
 from ssl_jax.features.pixels import raw_pixels
 
 __all__ = [
@@ -46,7 +44,6 @@ __all__ = [
     "TRAINED",
     "TYPES",
     "Case",
-    "Extracted",
     "Type",
     "add",
     "cases",
@@ -54,7 +51,6 @@ __all__ = [
     "selected",
     "defaults",
     "evaluate",
-    "extract",
     "folder",
     "follow",
     "headings",
@@ -66,5 +62,4 @@ __all__ = [
     "run",
     "fit_to_data",
     "sources",
-    "subset",
 ]
