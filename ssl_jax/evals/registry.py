@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ssl_jax.config import InputError, Key, keys_of, settings_of, unknown
+from ssl_jax.config import InputError, settings_of, unknown
 
 BASELINES = ("untrained network", "raw pixels")
 TRAINED = "trained"
@@ -69,10 +69,6 @@ class Type:
     protocols: Mapping[str, Protocol] = dataclasses.field(default_factory=dict)
     trains: bool = False
     check: Callable | None = None
-
-    def keys(self) -> dict[str, Key]:
-        """The keys that only this type has."""
-        return keys_of(self.settings)
 
     def run(self, case: Any) -> dict[str, float]:
         """Computes all scores of a `Case`. Raises InputError for settings that cannot work, or data

@@ -99,9 +99,7 @@ def test_keys_follow_the_evaluations_of_a_config_which_is_stored_with_them(confi
 def test_a_type_from_outside_is_configured_run_and_shown(config, types):
     evals.register(
         "mean",
-        lambda case, settings: {
-            "mean": settings.scale * float(case.both_features()[1].image.mean())
-        },
+        lambda case, settings: {"mean": settings.scale * float(case.features("test").image.mean())},
         dataclasses.make_dataclass(
             "Scale", [("scale", float, field(2.0, "factor", above=0))], frozen=True
         ),
@@ -150,7 +148,7 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
     monkeypatch.setattr(evaluation.state, "initial_weights", lambda *of: np.float32(1))
     evals.register(
         "scale",
-        lambda case, _: {"scale": float(np.abs(case.both_features()[1].image).mean())},
+        lambda case, _: {"scale": float(np.abs(case.features("test").image).mean())},
         baselines=("untrained network",),
     )
     evals.add(config, "scale", **IMAGES)
