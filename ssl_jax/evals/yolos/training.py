@@ -113,7 +113,7 @@ def _batches(
     def view(item):
         epoch, record = item
         rng = np.random.default_rng((seed, epoch, int(record)))
-        return views.drawn(readable(source, all_records, record), rng, settings)
+        return views.drawn(readable(source, all_records, record)[1], rng, settings)
 
     def rows():
         for epoch in range(settings.epochs):
