@@ -98,8 +98,6 @@ def _result(case: Case, settings: Settings) -> _Result:
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Accuracy in percent on test images with a visible box: `box_knn_k20`, ... for each k;
     `box_knn` with the first k; `box_knn_best`, the best k on the test images.
-
-    Raises InputError for a set without boxes.
     """
     result = case.cached("box_knn", lambda case: _result(case, settings))
     right = {k: p == result.labels[:, None] for k, p in result.predicted.items()}

@@ -18,11 +18,7 @@ PROTOCOLS = {"imagenet": Protocol("SOP table 1, STELLAR table 12", dict(data=_IM
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:
-    """Accuracy in percent: top-1 `classify` and, with more than five classes, `classify_top5`.
-
-    Raises InputError for a network without a classifier, or a set without labels or with labels
-    that the classifier does not have.
-    """
+    """Accuracy in percent: top-1 `classify` and, with more than five classes, `classify_top5`."""
     test = case.cached("classify", _scored)
     first, top = accuracies(test.image, test.labels)
     many = test.image.shape[1] > TOP

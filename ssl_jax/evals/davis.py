@@ -108,8 +108,6 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     """In percent: `davis`, the mean of J and F; `davis_j`, `davis_f`, means over all objects, each
     the mean over its frames without the first and the last; `davis_j_recall`, `davis_f_recall`, the
     shares of frames above one half.
-
-    Raises InputError for a set without videos.
     """
     videos = list(frames.first(case.videos(), case.config.test_examples).items())
     shown = case.extracted.setdefault(case.key_of("davis"), {})

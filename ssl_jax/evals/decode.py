@@ -150,8 +150,6 @@ def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.nda
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Scores on the test images: `decode`, PSNR in dB; `decode_ssim` (0 to 1); if set,
     `decode_lpips_*` and `decode_rfid_*` (lower is better).
-
-    Raises InputError for settings or files that do not fit.
     """
     return quality.scores("decode", settings, rebuilt(case, settings))
 

@@ -86,8 +86,6 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     """mIoU in percent with the first subsample, over patches (`dense`) and over pixels
     (`dense_pixel`); `dense_1in8`, ... with the other subsamples. A subsample above 1 is the mean
     over `runs` draws of training images (CrIBo: 5), with the standard deviation `_sd`.
-
-    Raises InputError for a set without masks, or with labels that it does not name.
     """
     parts = _parts(case, settings)
     scores: dict[str, float] = {}

@@ -96,8 +96,6 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     variants; `imagenet9_bg_gap`, Mixed-Same minus Mixed-Rand; `imagenet9_head`, of a classifier
     trained here on the test part of `data`. A predicted class of ImageNet-1K outside of ImageNet-9
     counts as wrong.
-
-    Raises InputError if folder, mapping or classifier are missing or do not fit together.
     """
     mapping, head = _opened("imagenet9", settings)
     sources: dict[str, Any] = {

@@ -61,8 +61,6 @@ def _parts(case: Case, settings: Settings) -> tuple[Labelled, Labelled, int]:
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Top-1 accuracy in percent: `knn` with the first k; `knn_k10`, ... for each k; `knn_best`, the
     best k on the test set, which papers report.
-
-    Raises InputError for a set without labels.
     """
     train, test, classes = _parts(case, settings)
     voted = classify(

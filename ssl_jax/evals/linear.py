@@ -152,8 +152,6 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     """`linear`, test accuracy in percent of the selected classifier; `linear_lr`, `linear_batch`,
     its learning rate and batch size; `linear_held_out`, its accuracy on the held-out part;
     `linear_best`, the best of the grid on the test images, which is therefore selected on them.
-
-    Raises InputError for a set without labels.
     """
     best = probe(case, settings)
     scores = {"linear": 100.0 * best.accuracy, "linear_lr": best.learning_rate / _factor(settings)}

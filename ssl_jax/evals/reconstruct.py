@@ -31,8 +31,6 @@ PROTOCOLS = {
 def score(case: Case, settings: quality.Settings) -> dict[str, float]:
     """Scores on the test images: `reconstruct`, PSNR in dB; `reconstruct_ssim` (0 to 1); if set,
     `reconstruct_lpips_*` and `reconstruct_rfid_*` (lower is better).
-
-    Raises InputError for a network that does not reconstruct images, or if files are missing.
     """
     return quality.scores("reconstruct", settings, psnr.rebuilt(case, settings.crop_scale))
 

@@ -33,7 +33,8 @@ class Type:
     """A type of evaluation.
 
     score(case, settings) -> {name: number}: all scores of one network, see `Case`. The main score
-      has the name of the type; the names of the others begin with it.
+      has the name of the type; the names of the others begin with it. Raises InputError for a
+      network, data or files that do not fit the type.
     settings: a frozen dataclass with the type's keys as fields, declared by `config.field`. The
       keys data, train_examples, test_examples and crop belong to all types.
     heading: of the main score in tables and curves, with its unit after a comma unless that is

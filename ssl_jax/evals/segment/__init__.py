@@ -31,8 +31,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     `segment_accuracy`, aAcc. Also its learning rate `segment_lr`; with several batch sizes, its own
     `segment_batch`; with several heads, its mIoU `segment_held_out` on held-out images.
 
-    Returns {} for raw pixels if the network is to be fine-tuned. Raises InputError for a set
-    without masks, and for settings that do not fit the network.
+    Returns {} for raw pixels if the network is to be fine-tuned.
     """
     if not _applies(case, settings):
         return {}
