@@ -96,12 +96,9 @@ def _followed(case: Case, settings: Settings, name: str, records: range) -> _Fol
     return _Followed(name, records, *propagation.follow(stream, Propagation(**options)))
 
 
-def _measured(followed: _Followed) -> list[video.Measured]:
-    """J and F of each object."""
-    try:
-        return video.measure(followed.truth, followed.predicted)
-    except ValueError as error:
-        raise InputError(f"cannot score the video {followed.name}: {error}") from error
+def _videos(case: Case) -> list[tuple[str, range]]:
+    """(name, records) of the videos that are scored."""
+    return list(frames.first(case.videos(), case.config.test_examples).items())
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
@@ -109,14 +106,16 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     the mean over its frames without the first and the last; `davis_j_recall`, `davis_f_recall`, the
     shares of frames above one half.
     """
-    videos = list(frames.first(case.videos(), case.config.test_examples).items())
-    shown = case.extracted.setdefault(case.key_of("davis"), {})
+    videos, shown = _videos(case), case.extracted.setdefault(case.key_of("davis"), {})
     rows: list[video.Measured] = []
     for number in distributed.share(np.arange(len(videos)), case.shared):
         followed = _followed(case, settings, *videos[number])
         if len(shown) < _SHOWN:
             shown[followed.name] = followed
-        rows.extend(_measured(followed))
+        try:
+            rows.extend(video.measure(followed.truth, followed.predicted))
+        except ValueError as error:
+            raise InputError(f"cannot score the video {followed.name}: {error}") from error
     (values,) = derived.gather_rows([np.asarray(rows, np.float64)], case.shared)
     means = dict(zip(video.Measured._fields, values.mean(axis=0)))
     scores = {f"davis_{name}": 100.0 * float(x) for name, x in means.items()}
@@ -128,10 +127,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Animation]:
     animation of each video}."""
     shown = case.extracted.get(case.key_of("davis"))
     if not shown:
-        videos = list(frames.first(case.videos(), case.config.test_examples).items())
-        shown = {
-            name: _followed(case, settings, name, records) for name, records in videos[:_SHOWN]
-        }
+        shown = {name: _followed(case, settings, name, r) for name, r in _videos(case)[:_SHOWN]}
     return tracking.draw(
         (name, [windows.unit(case.test[i]["image"]) for i in followed.records], *followed[2:])
         for name, followed in shown.items()

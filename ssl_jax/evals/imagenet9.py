@@ -35,13 +35,12 @@ VARIANTS = (
 @dataclasses.dataclass(frozen=True)
 class Settings(linear.Settings):
     dir: str = field(
-        "", "folder of ImageNet-9, which contains VARIANT/val/CLASS", free=True, path=True, acts=""
+        "", "folder of ImageNet-9, which contains VARIANT/val/CLASS", path=True, acts=""
     )
     mapping: str = field(
         "",
         'the benchmark\'s file "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or'
         " -1}",
-        free=True,
         path=True,
         acts="",
     )
@@ -49,7 +48,6 @@ class Settings(linear.Settings):
         "",
         "fitted classifier, .npz with kernel [d, c], bias [c], and scale and shift [d] of its"
         ' layer norm if it has one; "" = fit one on data',
-        free=True,
         path=True,
         acts="",
     )
@@ -79,14 +77,13 @@ def _variant(case, settings, name, classes):
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Raises InputError if the evaluation `name` lacks its folder, mapping or classifier."""
     linear.check(name, settings, data)
-    _opened(name, settings)
-
-
-def _opened(name: str, settings: Settings) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
-    """(mapping, classifier or None) of an evaluation `name`. Raises InputError without its
-    folder."""
     if not settings.dir or not local(settings.dir).is_dir():
         raise InputError(f'{name}.dir is "{settings.dir}"; it must be the folder of ImageNet-9')
+    _read(settings)
+
+
+def _read(settings: Settings) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+    """(mapping, classifier or None)."""
     head = classifiers.read_head(settings.head) if settings.head else None
     return classifiers.read_mapping(settings.mapping), head
 
@@ -97,7 +94,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     trained here on the test part of `data`. A predicted class of ImageNet-1K outside of ImageNet-9
     counts as wrong.
     """
-    mapping, head = _opened("imagenet9", settings)
+    mapping, head = _read(settings)
     sources: dict[str, Any] = {
         name: _variant(case, settings, name, 1 + int(mapping.max())) for name in settings.variants
     }
