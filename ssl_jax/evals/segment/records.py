@@ -9,10 +9,11 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data.lookup import pixels
-from ssl_jax.evals.segment import crops, geometry
 from ssl_jax.evals.segment.settings import Settings
+from ssl_jax.evals.segment.windows import centre
 from ssl_jax.features.feed import ahead, feed, readable
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.views import masked
 
 _AHEAD = 3  # batches that threads prepare ahead
 _READ_AHEAD = 8  # records in a batch of `masks`
@@ -50,7 +51,7 @@ class Records:
                 f" {pixels(mask.shape)}; they must be equal"
             )
         if self.crop:
-            image, mask = (geometry.centre(array, self.crop) for array in (image, mask))
+            image, mask = (centre(array, self.crop) for array in (image, mask))
         mask = without_class(mask, self.ignored)
         wrong = (mask >= self.classes) & (mask != IGNORE)
         if self.classes and wrong.any():
@@ -105,7 +106,7 @@ def batches(
         position = order(epoch)[i]
         rng = np.random.default_rng([seed, _CROP, step, row, int(records.indices[position])])
         read = readable(records.source, records.indices, position)
-        return crops.draw(rng, *records.pair(*read), settings)
+        return masked.draw(rng, *records.pair(*read), settings)
 
     places = ([(step, row) for row in rows] for step in range(settings.steps))
     for drawn in ahead(one, places, _AHEAD):

@@ -6,8 +6,9 @@ from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.classes import absent_field
-from ssl_jax.evals.segment import crops, optimizer
+from ssl_jax.evals.segment import optimizer
 from ssl_jax.losses.segmentation import AVERAGES
+from ssl_jax.views import masked
 
 HEADS = ("linear", "mask_transformer", "fpn", "upernet")
 PYRAMIDS = ("fpn", "upernet")  # heads that read four maps
@@ -16,7 +17,7 @@ NORMED = ("all", "last", "none")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(crops.Settings, optimizer.Settings):
+class Settings(masked.Settings, optimizer.Settings):
     head: str = field("linear", "head that is trained on the patch tokens", choices=HEADS)
     layers: tuple[int, ...] = field(
         (-1,),
