@@ -9,7 +9,7 @@ box are left out.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -65,17 +65,9 @@ def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sigh
     return stored, boxes.Sight(case.patch, resize, crop, settings.boxes, settings.cells)
 
 
-class _Result(NamedTuple):
-    """Results for M images with P patches each, shared by `score` and `figures`."""
+def _result(case: Case, settings: Settings) -> tuple[dict[int, np.ndarray], boxes.Selected]:
+    """({k: predicted classes [M, P]}, the P patches of M test images)."""
 
-    first: int  # k of the score
-    predicted: dict[int, np.ndarray]  # k -> [M, P]
-    labels: np.ndarray  # [M]
-    records: np.ndarray  # [M]
-    points: np.ndarray  # [M, P, 2]
-
-
-def _result(case: Case, settings: Settings) -> _Result:
     def select(name: str) -> boxes.Selected:
         records, how = case.boxed(name), (case.batch_size, case.shared)
         stored, sight = _sight(case, settings, records.source)
@@ -92,34 +84,34 @@ def _result(case: Case, settings: Settings) -> _Result:
         ks=settings.k,
         temperature=settings.temperature,
     )
-    return _Result(min(settings.k[0], max(predicted)), predicted, *test[1:])
+    return predicted, test
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Accuracy in percent on test images with a visible box: `box_knn_k20`, ... for each k;
     `box_knn` with the first k; `box_knn_best`, the best k on the test images.
     """
-    result = case.cached("box_knn", lambda case: _result(case, settings))
-    right = {k: p == result.labels[:, None] for k, p in result.predicted.items()}
-    order = (result.first, *right)
-    accuracy = {k: float(right[k].any(axis=1).mean()) for k in order}
-    return knn.scores_by_k("box_knn", accuracy, result.first)
+    predicted, test = case.cached("box_knn", lambda case: _result(case, settings))
+    right = {k: p == test.labels[:, None] for k, p in predicted.items()}
+    first = min(settings.k[0], max(predicted))
+    accuracy = {k: float(right[k].any(axis=1).mean()) for k in (first, *right)}
+    return knn.scores_by_k("box_knn", accuracy, first)
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"box_neighbours": see `pictures.neighbours.points`}."""
-    result = case.cached("box_knn", lambda case: _result(case, settings))
+    predicted, test = case.cached("box_knn", lambda case: _result(case, settings))
     stored, sight = _sight(case, settings, case.test)
-    images = [boxes.seen(stored[int(i)], sight)[1] for i in result.records[:_SHOWN]]
-    names = case.test.class_names or case.test.box_names
+    images = [boxes.seen(stored[int(i)], sight)[1] for i in test.index[:_SHOWN]]
+    first = min(settings.k[0], max(predicted))
     picture = neighbours.points(
         list(map(windows.unit, images)),
-        result.points,
-        result.labels,
-        result.predicted[result.first],
-        class_names=names,
-        title=f"Patches at the centres of the cells of the largest box; {result.first} neighbours"
-        " of each vote",
+        test.points,
+        test.labels,
+        predicted[first],
+        class_names=case.test.class_names or case.test.box_names,
+        title=f"Patches at the centres of the cells of the largest box; {first} neighbours of each"
+        " vote",
     )
     return {"box_neighbours": picture}
 

@@ -13,19 +13,15 @@ from ssl_jax.scores import rebuild
 
 _SHOWN = 6  # test images of the picture
 
-PROTOCOLS = {
-    # For the jointly trained decoder on sparse tokens; images as in STELLAR's other evaluations.
-    "stellar": Protocol(
-        "STELLAR table 5",
-        {
-            "data": {"size": 256},
-            "crop": 224,
-            "crop_scale": (0.36, 1.0),  # from the code; the paper does not state it
-            "lpips": "alex",
-            "fid": rebuild.INCEPTION,
-        },
-    )
-}
+# For the jointly trained decoder on sparse tokens; images as in STELLAR's other evaluations.
+_STELLAR = dict(
+    data=dict(size=256),
+    crop=224,
+    crop_scale=(0.36, 1.0),  # from the code; the paper does not state it
+    lpips="alex",
+    fid=rebuild.INCEPTION,
+)
+PROTOCOLS = {"stellar": Protocol("STELLAR table 5", _STELLAR)}
 
 
 def score(case: Case, settings: quality.Settings) -> dict[str, float]:
