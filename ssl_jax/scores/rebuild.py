@@ -176,6 +176,5 @@ def fit_decoder(
         name="decode",
     )
     apply = jax.jit(lambda params, latents: model.apply(params, latents, codes))
-    params = jax.tree.map(jnp.asarray, fitted.params)
     losses = fitted.losses.reshape(epochs, -1).mean(axis=1)
-    return Decoder(params, losses.astype(np.float64), apply)
+    return Decoder(jax.tree.map(jnp.asarray, fitted.params), losses.astype(np.float64), apply)

@@ -28,7 +28,7 @@ from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.features.network import adopt
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
-from ssl_jax.runtime import sharding
+from ssl_jax.runtime import decay, sharding
 from ssl_jax.views import masked
 from tests.evals import fakes
 
@@ -207,14 +207,14 @@ _PARAMS = {
 
 
 def test_layers_learn_more_slowly_towards_the_image_and_what_decays():
-    found = trees.flatten(optimizer.factors(_PARAMS, 2, 0.5))
+    found = trees.flatten(decay.layer_factors(_PARAMS, 2, 0.5))
     assert found["head/classify/kernel"] == found["backbone/norm/scale"] == 1
     assert found["backbone/blocks/attn/kernel"].tolist() == [[[0.25]], [[0.5]]]
     assert found["backbone/blocks/attn/bias"].tolist() == [[0.25], [0.5]]
     assert found["backbone/cls"] == found["backbone/position"] == 0.125
     kept = dict(matrices={"cls", "position", "scale", "bias"}, not_norms={"position", "scale"})
     for rule, names in (kept | dict(all=set())).items():
-        decayed = trees.flatten(optimizer.decayed(_PARAMS, rule))
+        decayed = trees.flatten(decay.decayed(_PARAMS, rule))
         assert {path.split("/")[-1] for path, decays in decayed.items() if not decays} == names
 
 
