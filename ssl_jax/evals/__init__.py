@@ -22,7 +22,6 @@ from ssl_jax.evals import (  # noqa: F401, each registers its type
     pictures,
     psnr,
     purity,
-    quality,
     rank,
     reconstruct,
     retrieval,

@@ -65,7 +65,9 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
         _warn_of_divergence(trained, group)
         judged = counted(trained, choose or test) if several else [None] * len(group)
         for fitted, lr, counts in zip(trained, group, judged):
-            value = _mean_iou(counts, settings.absent) if several else 0.0
+            value = 0.0  # also where no pixel counts
+            if several and counts.sum():
+                value = metrics.mean_iou(metrics.class_iou(counts, settings.absent))
             if best is None or value > max(selection):
                 best = fitted, lr, sized.batch, counts
             selection.append(value)
@@ -101,11 +103,6 @@ def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
             )
 
 
-def _mean_iou(counts: np.ndarray, absent: str) -> float:
-    """Mean IoU in 0..1; 0 if no pixel counts."""
-    return metrics.mean_iou(metrics.class_iou(counts, absent)) if counts.sum() else 0.0
-
-
 def with_side(case: Case, settings: Settings) -> Settings:
     """The settings with `side`, which is derived from the images if it is 0. Raises InputError for
     a side that is not a multiple of the patch."""
@@ -138,11 +135,9 @@ def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Reco
 
 def _split(train: records.Records, share: float, seed: int):
     """(training records, records for the selection or None)."""
-    if not share or len(train) < 2:
-        return train, None
     order = np.random.default_rng([seed, 0]).permutation(len(train))
     learn, choose = classification.split(order, share)
-    return train.part(np.sort(learn)), train.part(np.sort(choose))
+    return train.part(np.sort(learn)), train.part(np.sort(choose)) if len(choose) else None
 
 
 def _rows(case: Case, batch: int) -> range:
@@ -151,5 +146,5 @@ def _rows(case: Case, batch: int) -> range:
     if batch % processes:
         raise InputError(f"batch is {batch}; it must be a multiple of the {processes} processes")
     count = batch // processes
-    first = count * (jax.process_index() if processes > 1 else 0)
+    first = count * (jax.process_index() % processes)
     return range(first, first + count)
