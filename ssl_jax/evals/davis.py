@@ -7,7 +7,6 @@ the number of frames but keeps videos whole, see `frames.first`. The training pa
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
@@ -71,17 +70,10 @@ PROTOCOLS = {
 }
 
 
-class _Followed(NamedTuple):
-    """One video with its true and predicted masks."""
-
-    name: str
-    records: range
-    truth: np.ndarray  # [T, H, W] uint8
-    predicted: np.ndarray  # [T, H, W] uint8
-
-
-def _followed(case: Case, settings: Settings, name: str, records: range) -> _Followed:
-    """Predicts the masks of one video from the mask of its first frame."""
+def _followed(
+    case: Case, settings: Settings, name: str, records: range
+) -> tuple[np.ndarray, np.ndarray]:
+    """True and predicted masks [T, H, W] uint8 of one video; the first one is given."""
     stream = frames.encoded(
         case.network,
         case.test,
@@ -93,7 +85,7 @@ def _followed(case: Case, settings: Settings, name: str, records: range) -> _Fol
         batch_size=settings.frames,
     )
     options = {name: getattr(settings, name) for name in Propagation._fields}
-    return _Followed(name, records, *propagation.follow(stream, Propagation(**options)))
+    return propagation.follow(stream, Propagation(**options))
 
 
 def _videos(case: Case) -> list[tuple[str, range]]:
@@ -109,13 +101,14 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     videos, shown = _videos(case), case.extracted.setdefault(case.key_of("davis"), {})
     rows: list[video.Measured] = []
     for number in distributed.share(np.arange(len(videos)), case.shared):
-        followed = _followed(case, settings, *videos[number])
+        name, records = videos[number]
+        truth, predicted = _followed(case, settings, name, records)
         if len(shown) < _SHOWN:
-            shown[followed.name] = followed
+            shown[name] = records, truth, predicted
         try:
-            rows.extend(video.measure(followed.truth, followed.predicted))
+            rows.extend(video.measure(truth, predicted))
         except ValueError as error:
-            raise InputError(f"cannot score the video {followed.name}: {error}") from error
+            raise InputError(f"cannot score the video {name}: {error}") from error
     (values,) = derived.gather_rows([np.asarray(rows, np.float64)], case.shared)
     means = dict(zip(video.Measured._fields, values.mean(axis=0)))
     scores = {f"davis_{name}": 100.0 * float(x) for name, x in means.items()}
@@ -127,10 +120,11 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Animation]:
     animation of each video}."""
     shown = case.extracted.get(case.key_of("davis"))
     if not shown:
-        shown = {name: _followed(case, settings, name, r) for name, r in _videos(case)[:_SHOWN]}
+        videos = _videos(case)[:_SHOWN]
+        shown = {name: (r, *_followed(case, settings, name, r)) for name, r in videos}
     return tracking.draw(
-        (name, [windows.unit(case.test[i]["image"]) for i in followed.records], *followed[2:])
-        for name, followed in shown.items()
+        (name, [windows.unit(case.test[i]["image"]) for i in records], *masks)
+        for name, (records, *masks) in shown.items()
     )
 
 
