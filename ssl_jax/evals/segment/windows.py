@@ -28,11 +28,14 @@ def cut(
     A whole image is resized to the next multiple of the patch, or of two patches if a pyramid
     halves the grid (mmsegmentation's AlignResize to 32 pixels).
     """
-    side = settings.side
+    side, (height, width) = settings.side, mask.shape
     if settings.test == "center":
-        image, mask = _central(image, mask, settings.short, side)
+        # The shorter side becomes `short`, by antialiased bicubic interpolation.
+        height, width = (max(side, n) for n in masked.fitted(height, width, settings.short, 0))
+        image, mask = masked.resample(image, mask, (height, width))
+        image, mask = centre(image, side), centre(mask, side)
         return Windows(image[None], [(0, 0)], (side, side)), image, mask
-    size = masked.fitted(mask.shape[0], mask.shape[1], settings.short, settings.long)
+    size = masked.fitted(height, width, settings.short, settings.long)
     if settings.test == "whole":
         unit = 2 * patch if settings.head in PYRAMIDS else patch
         size = -(-size[0] // unit) * unit, -(-size[1] // unit) * unit
@@ -44,15 +47,6 @@ def cut(
     corners = list(itertools.product(rows, columns))
     cuts = np.stack([padded[y : y + side, x : x + side] for y, x in corners])
     return Windows(cuts, corners, size), image, mask
-
-
-def _central(image, mask, short, side):
-    """Resizes the shorter side to `short` (antialiased bicubic) and crops the central square."""
-    height, width = mask.shape
-    height, width = masked.fitted(height, width, short, 0)
-    height, width = max(side, height), max(side, width)
-    image, mask = masked.resample(image, mask, (height, width))
-    return centre(image, side), centre(mask, side)
 
 
 def centre(array: np.ndarray, side: int) -> np.ndarray:
