@@ -6,7 +6,6 @@ images are `dir`/VARIANT/val/CLASS/*, resized and cropped as given by `data.size
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -61,19 +60,6 @@ _CHANGES = {**linear.PROTOCOLS["sop_base"].changes, "variants": VARIANTS}
 PROTOCOLS = {"sop": Protocol("SOP table 6", _CHANGES), "sove": Protocol("SOVE table 6", _CHANGES)}
 
 
-def _variant(case, settings, name, classes):
-    """Opens the images of a variant. Raises InputError if its folder has another number of
-    classes."""
-    data = dict(kind="folder", dir=settings.dir, size=case.config.data.size)
-    source = make_source(data, split=f"{name}/val")
-    if source.num_classes != classes:
-        raise InputError(
-            f"{settings.dir}/{name}/val has {source.num_classes or 'no'} class folders, but the"
-            f" mapping has {classes} classes"
-        )
-    return source
-
-
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Raises InputError if the evaluation `name` lacks its folder, mapping or classifier."""
     linear.check(name, settings, data)
@@ -95,9 +81,14 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     counts as wrong.
     """
     mapping, head = _read(settings)
-    sources: dict[str, Any] = {
-        name: _variant(case, settings, name, 1 + int(mapping.max())) for name in settings.variants
-    }
+    data, sources = dict(kind="folder", dir=settings.dir, size=case.config.data.size), {}
+    for name in settings.variants:
+        sources[name] = make_source(data, split=f"{name}/val")
+        if sources[name].num_classes != 1 + mapping.max():
+            raise InputError(
+                f"{settings.dir}/{name}/val has {sources[name].num_classes or 'no'} class folders,"
+                f" but the mapping has {1 + mapping.max()} classes"
+            )
     fitted = None
     if head is None:
         fitted = linear.probe(case, settings, len(mapping))

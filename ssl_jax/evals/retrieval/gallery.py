@@ -83,8 +83,9 @@ def labelled(case: Case, settings: Settings) -> Gallery:
             " (test_examples) or another set"
         )
     titles = [class_name(case.test.class_names, label) for label in labels]
-    targets = {"": ranking.same_label(labels)}
-    return Gallery(vectors, vectors, targets, records, records, titles, None)
+    return Gallery(
+        vectors, vectors, {"": ranking.same_label(labels)}, records, records, titles, None
+    )
 
 
 def shown(image: np.ndarray, settings: Settings, box: np.ndarray | None = None) -> np.ndarray:

@@ -16,7 +16,6 @@ from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.views import masked
 
 _AHEAD = 3  # batches that threads prepare ahead
-_READ_AHEAD = 8  # records in a batch of `masks`
 _ORDER, _CROP = 1, 2  # part of the seeds, so that the random streams differ
 
 
@@ -67,7 +66,7 @@ class Records:
         def mask_of(row, record):
             yield self.pair(self.indices[row], record)[1]
 
-        for batch in feed(self.source, self.indices, mask_of, _READ_AHEAD):
+        for batch in feed(self.source, self.indices, mask_of, size=8):
             yield from batch.views
 
     def part(self, positions: np.ndarray) -> "Records":
