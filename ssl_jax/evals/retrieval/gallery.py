@@ -69,8 +69,7 @@ def labelled(case: Case, settings: Settings) -> Gallery:
         number, label = int(chosen[row]), record.get("label")
         if label is None:
             raise InputError(
-                f"{case.test.name(number)} has no label; retrieval needs a labelled set, or"
-                " `ground_truth` of the revisited Oxford or Paris benchmark"
+                f"{case.test.name(number)} has no label; retrieval needs labels or a `ground_truth`"
             )
         return View((number, int(label)), shown(record["image"], settings))
 
@@ -83,9 +82,8 @@ def labelled(case: Case, settings: Settings) -> Gallery:
             " (test_examples) or another set"
         )
     titles = [class_name(case.test.class_names, label) for label in labels]
-    return Gallery(
-        vectors, vectors, {"": ranking.same_label(labels)}, records, records, titles, None
-    )
+    targets = {"": ranking.same_label(labels)}
+    return Gallery(vectors, vectors, targets, records, records, titles, None)
 
 
 def shown(image: np.ndarray, settings: Settings, box: np.ndarray | None = None) -> np.ndarray:
