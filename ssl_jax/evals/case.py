@@ -54,25 +54,20 @@ class Case:
 
     encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network` is
       the adopted one.
-    config: the evaluation's section. train, test: sources of its images, adopted; None = not used.
-    seed: of all random draws. patch: images are cropped to a multiple of it. batch_size: images in
-      a forward pass.
     extracted: features shared by all evaluations of this network on the same images, and results
       stored by `cached`; filled on demand.
-    shared: whether all processes divide the work. cache: folder of stored features. See
-      `features.extract`.
     """
 
     encoder: Any
-    config: ConfigDict
-    train: Any
+    config: ConfigDict  # the evaluation's section
+    train: Any  # the source of its training images, adopted; None = not used
     test: Any
-    seed: int = 0
-    patch: int = 1
-    batch_size: int = 64
+    seed: int = 0  # of all random draws
+    patch: int = 1  # images are cropped to a multiple of it
+    batch_size: int = 64  # images in a forward pass
     extracted: dict = field(default_factory=dict)
-    shared: bool = True
-    cache: str = ""
+    shared: bool = True  # whether all processes divide the work, see `features.extract`
+    cache: str = ""  # folder of stored features, see `features.extract`
 
     def __post_init__(self):
         for name in ("train", "test"):
