@@ -19,19 +19,13 @@ _BELOW = 1e-3  # pixels
 
 
 class Sight(NamedTuple):
-    """How an image is resized and cropped for the network, and how its boxes are mapped.
+    """How an image is resized and cropped for the network, and how its boxes are mapped."""
 
-    patch: patch size of the network, in pixels. resize: length of the shorter side, in pixels; 0
-    keeps the stored size. crop: side of the central square, in pixels; 0 keeps the whole image,
-    cropped to a multiple of the patch. boxes: "exact" or "script", see `follow`. cells: number of
-    cells along each side of a box.
-    """
-
-    patch: int
-    resize: int = 0
-    crop: int = 0
-    boxes: str = "exact"
-    cells: int = 3
+    patch: int  # of the network, in pixels
+    resize: int = 0  # length of the shorter side, in pixels; 0 keeps the stored size
+    crop: int = 0  # side of the central square, in pixels; 0 = the whole image, in whole patches
+    boxes: str = "exact"  # or "script", see `follow`
+    cells: int = 3  # number of cells along each side of a box
 
 
 class Selected(NamedTuple):

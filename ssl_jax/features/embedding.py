@@ -34,18 +34,14 @@ _NAME = "{:012d}"  # of a part, from its first image
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which vectors of which images are computed.
-
-    tokens: {name of an array: kind of token, see `features.tokens`}. layers: number of last blocks,
-    see there. batch_size: images in a forward pass. dtype: of the vectors.
-    """
+    """Which vectors of which images are computed."""
 
     encoder: Encoder
     source: monitored.Monitored
-    tokens: Mapping[str, str]
-    layers: int
-    batch_size: int
-    dtype: np.dtype
+    tokens: Mapping[str, str]  # {name of an array: kind of token, see `features.tokens`}
+    layers: int  # number of last blocks, see there
+    batch_size: int  # images in a forward pass
+    dtype: np.dtype  # of the vectors
 
     @functools.cached_property
     def names(self) -> list[str]:

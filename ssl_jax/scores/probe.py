@@ -148,18 +148,15 @@ class Grid(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """Training settings shared by the classifiers of a grid; hashable, so static under jit.
-
-    steps: minibatches per epoch. accumulate: whether a batch factor differs from 1.
-    """
+    """Training settings shared by the classifiers of a grid; hashable, so static under jit."""
 
     optimizer: str
     weight_decay: float
-    accumulate: bool
+    accumulate: bool  # whether a batch factor differs from 1
     schedule: str
     clip: float
     epochs: int
-    steps: int
+    steps: int  # minibatches per epoch
 
     def transformation(
         self, step: Any, rate: jax.Array, factor: jax.Array

@@ -108,14 +108,11 @@ def measure(
 
 
 class Decoder(NamedTuple):
-    """A trained decoder.
-
-    losses: [epochs], mean training loss per epoch. apply(params, latents) -> outputs [B, n, c].
-    """
+    """A trained decoder."""
 
     params: Any
-    losses: np.ndarray
-    apply: Callable
+    losses: np.ndarray  # [epochs], mean training loss per epoch
+    apply: Callable  # (params, latents) -> outputs [B, n, c]
 
 
 def fit_decoder(

@@ -20,18 +20,14 @@ _LARGEST = 224  # default side of crops, that of most networks' training
 
 
 class Outcome(NamedTuple):
-    """The selected head with its learning rate and batch size.
-
-    counts: confusion matrix [c, c] on the test images. selection: mIoU (0..1) of each head in the
-    selection; None if there was only one head.
-    """
+    """The selected head with its learning rate and batch size."""
 
     trained: Fitted
     network: network.Network
     learning_rate: float
     batch: int
-    counts: np.ndarray
-    selection: list[float] | None
+    counts: np.ndarray  # confusion matrix [c, c] on the test images
+    selection: list[float] | None  # mIoU (0..1) of each head in the selection; None = only one
 
 
 def outcome(case: Case, settings: Settings) -> Outcome:
