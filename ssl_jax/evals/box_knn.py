@@ -29,12 +29,7 @@ _SHOWN = 12  # test images of the picture
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    k: tuple[int, ...] = field(
-        (PAPER_K, *KS),
-        "numbers of neighbours; scores of all are reported, the first is the main score",
-        "neighbours",
-        above=0,
-    )
+    k: tuple[int, ...] = knn.k_field((PAPER_K, *KS))
     temperature: float = knn.temperature_field()
     cells: int = field(
         3, "number of cells along each side into which a box is divided", "cells", above=0

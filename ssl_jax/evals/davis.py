@@ -64,9 +64,7 @@ class Settings:
 _DATA = dict(kind="davis", split="2017/val", test_split="2017/val")
 _CHANGES = dict(data=_DATA, short_side=480, multiple=64, frames=1, **_DINO._asdict())
 PROTOCOLS = {
-    "sop": Protocol("SOP table 4", _CHANGES),
-    "sove": Protocol("SOVE table 4", _CHANGES),
-    "flsl": Protocol("FLSL table 4", _CHANGES),
+    name: Protocol(f"{name.upper()} table 4", _CHANGES) for name in ("sop", "sove", "flsl")
 }
 
 

@@ -19,7 +19,6 @@ from ssl_jax.evals.segment import (
     optimizer,
     protocols,
     records,
-    selection,
     settings,
     training,
     windows,
@@ -275,7 +274,7 @@ def test_raw_pixels_learn(encoder):
 def test_batches_are_tried_up_to_the_size_of_the_set():
     """Each takes the same epochs; with one image held out of 20, 18 are left to learn from."""
     case = _case(evals.raw_pixels(_PATCH), batch=4, batch_factors=(1, 2, 4, 64), epochs=6.0)
-    tried = selection._sized(_settings(case), 18)
+    tried = settings.sizes(_settings(case), 18)
     assert [(how.batch, how.steps) for how in tried] == [(4, 27), (8, 14), (16, 7)]
     scores = evals.run({"segment": case})
     assert scores["segment_batch"] in (4, 8, 16)

@@ -10,20 +10,42 @@ the papers' tables. The defaults train the linear head for a few hundred steps, 
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, segmentation
 from ssl_jax.evals.registry import register_module
 from ssl_jax.evals.segment import inference, selection
 from ssl_jax.evals.segment.protocols import PROTOCOLS
 from ssl_jax.evals.segment.selection import outcome
-from ssl_jax.evals.segment.settings import Settings, check
+from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
 from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.runtime import sharding
 from ssl_jax.scores import metrics
 
 __all__ = ["PROTOCOLS", "Settings", "check", "figures", "outcome", "score"]
 _SHOWN = 6  # test images of the picture
+
+
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
+    """Raises InputError for keys that contradict each other."""
+    c = settings
+    if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
+        raise InputError(
+            f"{name}.layers is {tuple(c.layers)}; the head {c.head} reads four layers (or one, four"
+            " times)"
+        )
+    if c.level == "patch" and c.test == "slide":
+        raise InputError(
+            f'{name}.level="patch" scores the grid of one whole image; use test="center" or'
+            ' test="whole"'
+        )
+    if c.stride and c.test == "slide" and c.side and c.stride > c.side:
+        raise InputError(
+            f"{name}.stride is {c.stride}, larger than side {c.side}; pixels between windows would"
+            " have no prediction"
+        )
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

@@ -11,7 +11,8 @@ from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.segment import inference, network, records, training
-from ssl_jax.evals.segment.settings import Settings
+from ssl_jax.evals.segment.settings import Settings, sizes
+from ssl_jax.features import windows
 from ssl_jax.runtime import distributed, sharding
 from ssl_jax.runtime.fit import Fitted
 from ssl_jax.scores import classification, metrics
@@ -56,7 +57,7 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     lrs = tuple(settings.lrs)
     groups = [lrs] if settings.frozen else [(lr,) for lr in lrs]
     best, selection = None, list[float]()
-    for sized, group in itertools.product(_sized(settings, len(learn)), groups):
+    for sized, group in itertools.product(sizes(settings, len(learn)), groups):
         trained = fit(sized, group)
         _warn_of_divergence(trained, group)
         judged = counted(trained, choose or test) if several else [None] * len(group)
@@ -76,19 +77,6 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     return Outcome(fitted, net, lr, batch, counts, selection if several else None)
 
 
-def _sized(settings: Settings, records: int) -> list[Settings]:
-    """The settings of each batch size, with `steps` computed from `epochs`. Batch sizes are limited
-    to the number of records, but not below `settings.batch`."""
-
-    def sized(factor):
-        batch = settings.batch * min(factor, max(1, records // settings.batch))
-        epochs, steps = settings.epochs, settings.steps
-        steps = max(1, round(epochs * records / batch)) if epochs else steps
-        return dataclasses.replace(settings, batch=batch, steps=steps)
-
-    return list(dict.fromkeys(map(sized, settings.batch_factors)))
-
-
 def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
     for fitted, lr in zip(trained, lrs):
         if not np.isfinite(fitted.losses[-1]) and distributed.is_first():
@@ -105,13 +93,8 @@ def with_side(case: Case, settings: Settings) -> Settings:
     if settings.side:
         check_multiple("side", settings.side, case.patch, "patch of the network")
         return settings
-    largest = case.config.crop or min(case.train.size or (_LARGEST,))
-    side = min(largest, _LARGEST) // case.patch * case.patch
-    if not side:
-        raise InputError(
-            f"images of {largest} pixels are smaller than one patch of {case.patch}; use a larger"
-            " data.size"
-        )
+    largest = min(case.config.crop or min(case.train.size or (_LARGEST,)), _LARGEST)
+    side, _ = windows.floored((largest, largest), case.patch)
     return dataclasses.replace(settings, side=side)
 
 

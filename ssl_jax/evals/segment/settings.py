@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from ml_collections import ConfigDict
-
-from ssl_jax.config import InputError, field
+from ssl_jax.config import field
 from ssl_jax.evals.classes import absent_field
 from ssl_jax.evals.segment import optimizer
 from ssl_jax.losses.segmentation import AVERAGES
@@ -111,21 +109,14 @@ class Settings(masked.Settings, optimizer.Settings):
     absent: str = absent_field()
 
 
-def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Raises InputError for keys that contradict each other."""
-    c = settings
-    if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
-        raise InputError(
-            f"{name}.layers is {tuple(c.layers)}; the head {c.head} reads four layers (or one, four"
-            " times)"
-        )
-    if c.level == "patch" and c.test == "slide":
-        raise InputError(
-            f'{name}.level="patch" scores the grid of one whole image; use test="center" or'
-            ' test="whole"'
-        )
-    if c.stride and c.test == "slide" and c.side and c.stride > c.side:
-        raise InputError(
-            f"{name}.stride is {c.stride}, larger than side {c.side}; pixels between windows would"
-            " have no prediction"
-        )
+def sizes(settings: Settings, records: int) -> list[Settings]:
+    """The settings of each batch size, with `steps` computed from `epochs`. Batch sizes are limited
+    to the number of records, but not below `settings.batch`."""
+
+    def sized(factor):
+        batch = settings.batch * min(factor, max(1, records // settings.batch))
+        epochs, steps = settings.epochs, settings.steps
+        steps = max(1, round(epochs * records / batch)) if epochs else steps
+        return dataclasses.replace(settings, batch=batch, steps=steps)
+
+    return list(dict.fromkeys(map(sized, settings.batch_factors)))
