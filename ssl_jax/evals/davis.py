@@ -63,9 +63,7 @@ class Settings:
 # of red, .228 instead of .229, is not reproduced.
 _DATA = dict(kind="davis", split="2017/val", test_split="2017/val")
 _CHANGES = dict(data=_DATA, short_side=480, multiple=64, frames=1, **_DINO._asdict())
-PROTOCOLS = {
-    name: Protocol(f"{name.upper()} table 4", _CHANGES) for name in ("sop", "sove", "flsl")
-}
+PROTOCOLS = {n: Protocol(f"{n.upper()} table 4", _CHANGES) for n in ("sop", "sove", "flsl")}
 
 
 def _followed(

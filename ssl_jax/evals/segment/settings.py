@@ -10,8 +10,6 @@ from ssl_jax.views import masked
 
 HEADS = ("linear", "mask_transformer", "fpn", "upernet")
 PYRAMIDS = ("fpn", "upernet")  # heads that read four maps
-TESTS = ("whole", "slide", "center")
-NORMED = ("all", "last", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Settings(masked.Settings, optimizer.Settings):
         "all",
         'blocks of `layers` that are read after the final norm: "all" (iBOT), only the network\'s'
         ' "last" block (code of CrIBo), or "none" (code of FLSL)',
-        choices=NORMED,
+        choices=("all", "last", "none"),
     )
     pyramid: bool = field(
         True,
@@ -71,7 +69,7 @@ class Settings(masked.Settings, optimizer.Settings):
         "whole",
         'part of a test image that is predicted: "whole" image, a sliding window of `side` pixels'
         ' ("slide"), or the central square of `side` pixels ("center")',
-        choices=TESTS,
+        choices=("whole", "slide", "center"),
     )
     stride: int = field(
         0, "stride of sliding windows; 0 = side * 2/3", "pixels", least=0, most=16384
