@@ -88,10 +88,7 @@ def fit(
     order = np.asarray(jax.random.permutation(key_split, len(train)))
     learn, choose = classification.split(order, held_out)
     batch_size = min(batch_size, len(learn))
-    grid = Grid(
-        rates=jnp.tile(jnp.asarray(learning_rates, jnp.float32), len(batch_factors)),
-        factors=jnp.repeat(jnp.asarray(batch_factors, jnp.int32), len(learning_rates)),
-    )
+    grid = _grid(learning_rates, batch_factors)
     trainer = Trainer(
         optimizer=optimizer,
         weight_decay=weight_decay,
@@ -145,6 +142,14 @@ class Grid(NamedTuple):
 
     rates: jax.Array
     factors: jax.Array
+
+
+def _grid(rates: Sequence[float], factors: Sequence[int]) -> Grid:
+    """Every learning rate with the first factor, then with the second, ..."""
+    return Grid(
+        rates=jnp.tile(jnp.asarray(rates, jnp.float32), len(factors)),
+        factors=jnp.repeat(jnp.asarray(factors, jnp.int32), len(rates)),
+    )
 
 
 class Trainer(NamedTuple):

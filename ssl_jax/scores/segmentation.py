@@ -118,8 +118,7 @@ def segment(
         rows=None if valid.all() else np.flatnonzero(valid),
         **chunks,
     )
-    ends = np.cumsum([labels.size for labels in truth])
-    parts = np.split(classes, ends[:-1])
+    parts = np.split(classes, np.cumsum([labels.size for labels in truth])[:-1])
     predicted = [part.reshape(labels.shape) for part, labels in zip(parts, truth)]
     counts = np.zeros((2, num_classes, num_classes), np.int64)
     for right, guess, mask in zip(truth, predicted, test_masks):
