@@ -60,8 +60,11 @@ def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sigh
     return stored, boxes.Sight(case.patch, resize, crop, settings.boxes, settings.cells)
 
 
-def _result(case: Case, settings: Settings) -> tuple[dict[int, np.ndarray], boxes.Selected]:
-    """({k: predicted classes [M, P]}, the P patches of M test images)."""
+def _result(
+    case: Case, settings: Settings
+) -> tuple[dict[int, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+    """({k: classes [M, P] of the patches of M test images}, their labels [M], records [M] and
+    points [M, P, 2])."""
 
     def select(name: str) -> boxes.Selected:
         records, how = case.boxed(name), (case.batch_size, case.shared)
@@ -79,15 +82,15 @@ def _result(case: Case, settings: Settings) -> tuple[dict[int, np.ndarray], boxe
         ks=settings.k,
         temperature=settings.temperature,
     )
-    return predicted, test
+    return predicted, test.labels, test.index, test.points
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Accuracy in percent on test images with a visible box: `box_knn_k20`, ... for each k;
     `box_knn` with the first k; `box_knn_best`, the best k on the test images.
     """
-    predicted, test = case.cached("box_knn", lambda case: _result(case, settings))
-    right = {k: p == test.labels[:, None] for k, p in predicted.items()}
+    predicted, labels, _, _ = case.cached("box_knn", lambda case: _result(case, settings))
+    right = {k: p == labels[:, None] for k, p in predicted.items()}
     first = min(settings.k[0], max(predicted))
     accuracy = {k: float(right[k].any(axis=1).mean()) for k in (first, *right)}
     return knn.scores_by_k("box_knn", accuracy, first)
@@ -95,14 +98,16 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"box_neighbours": see `pictures.neighbours.points`}."""
-    predicted, test = case.cached("box_knn", lambda case: _result(case, settings))
+    predicted, labels, records, points = case.cached(
+        "box_knn", lambda case: _result(case, settings)
+    )
     stored, sight = _sight(case, settings, case.test)
-    images = [boxes.seen(stored[int(i)], sight)[1] for i in test.index[:_SHOWN]]
+    images = [boxes.seen(stored[int(i)], sight)[1] for i in records[:_SHOWN]]
     first = min(settings.k[0], max(predicted))
     picture = neighbours.points(
         list(map(windows.unit, images)),
-        test.points,
-        test.labels,
+        points,
+        labels,
         predicted[first],
         class_names=case.test.class_names or case.test.box_names,
         title=f"Patches at the centres of the cells of the largest box; {first} neighbours of each"
