@@ -14,7 +14,7 @@ from skimage import data
 from sklearn.datasets import load_sample_image
 
 import ssl_jax
-from ssl_jax.evals.pictures.pca import principal_colours
+from ssl_jax.methods.pictures.pca import principal_colours
 
 OUT = Path(__file__).parent.parent / "docs" / "pictures" / "patch_colours.jpg"
 SIDE = 288  # pixels of a photograph

@@ -8,7 +8,7 @@ import numpy as np
 
 from ssl_jax import evals
 from ssl_jax.config import field
-from ssl_jax.evals.pictures import Chart, Curve
+from ssl_jax.methods.pictures.base import Chart, Curve
 from ssl_jax.runtime import progress
 from tests import tiny_run
 

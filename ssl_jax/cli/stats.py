@@ -12,7 +12,7 @@ from ssl_jax.views import section as views
 
 
 def run(options: argparse.Namespace) -> int:
-    from ssl_jax.features.statistics import statistics
+    from ssl_jax.report.statistics import statistics
 
     declared = source_lib.defaults()
     section = config_lib.build({"data": declared})

@@ -8,7 +8,7 @@ A config names its evaluations (`section`). Each has a type (`registry`) and run
 `ssl_jax.report`.
 """
 
-from ssl_jax.evals import (
+from ssl_jax.evals import (  # noqa: F401, each registers its type
     box_knn,
     classify,
     collapse,
@@ -22,7 +22,6 @@ from ssl_jax.evals import (
     pictures,
     psnr,
     purity,
-    quality,
     rank,
     reconstruct,
     retrieval,
@@ -36,9 +35,6 @@ from ssl_jax.evals.follow import fit_to_data, follow
 from ssl_jax.evals.opened import sources
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, defaults, folder, headings, keys, named, new, selected
-from ssl_jax.evals.table import comparison_table
-from ssl_jax.features.extract import Extracted, extract
-from ssl_jax.features.monitored import subset
 from ssl_jax.features.pixels import raw_pixels
 
 __all__ = [
@@ -47,47 +43,22 @@ __all__ = [
     "TRAINED",
     "TYPES",
     "Case",
-    "Extracted",
     "Type",
     "add",
-    "box_knn",
     "cases",
     "check",
     "selected",
-    "classify",
-    "collapse",
-    "comparison_table",
-    "davis",
-    "decode",
     "defaults",
-    "dense",
     "evaluate",
-    "extract",
     "folder",
     "follow",
     "headings",
-    "imagenet9",
     "keys",
-    "knn",
-    "linear",
-    "logistic",
     "named",
     "new",
-    "pictures",
-    "psnr",
-    "purity",
-    "quality",
-    "rank",
     "raw_pixels",
-    "reconstruct",
     "register",
-    "retrieval",
     "run",
-    "segment",
     "fit_to_data",
     "sources",
-    "stability",
-    "subset",
-    "tsne",
-    "yolos",
 ]

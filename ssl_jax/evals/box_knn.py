@@ -9,7 +9,7 @@ box are left out.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +29,7 @@ _SHOWN = 12  # test images of the picture
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    k: tuple[int, ...] = field(
-        (PAPER_K, *KS),
-        "numbers of neighbours; scores of all are reported, the first is the main score",
-        "neighbours",
-        above=0,
-    )
+    k: tuple[int, ...] = knn.k_field((PAPER_K, *KS))
     temperature: float = knn.temperature_field()
     cells: int = field(
         3, "number of cells along each side into which a box is divided", "cells", above=0
@@ -65,17 +60,12 @@ def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sigh
     return stored, boxes.Sight(case.patch, resize, crop, settings.boxes, settings.cells)
 
 
-class _Result(NamedTuple):
-    """Results for M images with P patches each, shared by `score` and `figures`."""
+def _result(
+    case: Case, settings: Settings
+) -> tuple[dict[int, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+    """({k: classes [M, P] of the patches of M test images}, their labels [M], records [M] and
+    points [M, P, 2])."""
 
-    first: int  # k of the score
-    predicted: dict[int, np.ndarray]  # k -> [M, P]
-    labels: np.ndarray  # [M]
-    records: np.ndarray  # [M]
-    points: np.ndarray  # [M, P, 2]
-
-
-def _result(case: Case, settings: Settings) -> _Result:
     def select(name: str) -> boxes.Selected:
         records, how = case.boxed(name), (case.batch_size, case.shared)
         stored, sight = _sight(case, settings, records.source)
@@ -92,36 +82,36 @@ def _result(case: Case, settings: Settings) -> _Result:
         ks=settings.k,
         temperature=settings.temperature,
     )
-    return _Result(min(settings.k[0], max(predicted)), predicted, *test[1:])
+    return predicted, test.labels, test.index, test.points
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Accuracy in percent on test images with a visible box: `box_knn_k20`, ... for each k;
     `box_knn` with the first k; `box_knn_best`, the best k on the test images.
-
-    Raises InputError for a set without boxes.
     """
-    result = case.cached("box_knn", lambda case: _result(case, settings))
-    right = {k: p == result.labels[:, None] for k, p in result.predicted.items()}
-    order = (result.first, *right)
-    accuracy = {k: float(right[k].any(axis=1).mean()) for k in order}
-    return knn.scores_by_k("box_knn", accuracy, result.first)
+    predicted, labels, _, _ = case.cached("box_knn", lambda case: _result(case, settings))
+    right = {k: p == labels[:, None] for k, p in predicted.items()}
+    first = min(settings.k[0], max(predicted))
+    accuracy = {k: float(right[k].any(axis=1).mean()) for k in (first, *right)}
+    return knn.scores_by_k("box_knn", accuracy, first)
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"box_neighbours": see `pictures.neighbours.points`}."""
-    result = case.cached("box_knn", lambda case: _result(case, settings))
+    predicted, labels, records, points = case.cached(
+        "box_knn", lambda case: _result(case, settings)
+    )
     stored, sight = _sight(case, settings, case.test)
-    images = [boxes.seen(stored[int(i)], sight)[1] for i in result.records[:_SHOWN]]
-    names = case.test.class_names or case.test.box_names
+    images = [boxes.seen(stored[int(i)], sight)[1] for i in records[:_SHOWN]]
+    first = min(settings.k[0], max(predicted))
     picture = neighbours.points(
         list(map(windows.unit, images)),
-        result.points,
-        result.labels,
-        result.predicted[result.first],
-        class_names=names,
-        title=f"Patches at the centres of the cells of the largest box; {result.first} neighbours"
-        " of each vote",
+        points,
+        labels,
+        predicted[first],
+        class_names=case.test.class_names or case.test.box_names,
+        title=f"Patches at the centres of the cells of the largest box; {first} neighbours of each"
+        " vote",
     )
     return {"box_neighbours": picture}
 

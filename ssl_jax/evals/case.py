@@ -54,25 +54,20 @@ class Case:
 
     encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network` is
       the adopted one.
-    config: the evaluation's section. train, test: sources of its images, adopted; None = not used.
-    seed: of all random draws. patch: images are cropped to a multiple of it. batch_size: images in
-      a forward pass.
     extracted: features shared by all evaluations of this network on the same images, and results
       stored by `cached`; filled on demand.
-    shared: whether all processes divide the work. cache: folder of stored features. See
-      `features.extract`.
     """
 
     encoder: Any
-    config: ConfigDict
-    train: Any
+    config: ConfigDict  # the evaluation's section
+    train: Any  # the source of its training images, adopted; None = not used
     test: Any
-    seed: int = 0
-    patch: int = 1
-    batch_size: int = 64
+    seed: int = 0  # of all random draws
+    patch: int = 1  # images are cropped to a multiple of it
+    batch_size: int = 64  # images in a forward pass
     extracted: dict = field(default_factory=dict)
-    shared: bool = True
-    cache: str = ""
+    shared: bool = True  # whether all processes divide the work, see `features.extract`
+    cache: str = ""  # folder of stored features, see `features.extract`
 
     def __post_init__(self):
         for name in ("train", "test"):
@@ -83,10 +78,6 @@ class Case:
     def network(self) -> Network:
         """The adopted `encoder`."""
         return adopt(self.encoder)
-
-    def both_features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
-        """Features of the training and the test images, see `features`."""
-        return self.features("train", tokens, layers), self.features("test", tokens, layers)
 
     def features(self, name: str, tokens: str = "image", layers: int = 1) -> Extracted:
         """Features of the training or the test images.
@@ -105,7 +96,7 @@ class Case:
     def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Labelled, Labelled]:
         """Vectors and labels of the training and the test images, see `features`. Raises InputError
         if labels are missing, or all training images have one class."""
-        parts = self.both_features(tokens, layers)
+        parts = [self.features(name, tokens, layers) for name in ("train", "test")]
         for part in parts:
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
         check_classes(self.config.type, self.train, [parts[0].labels], "labels")
@@ -124,9 +115,9 @@ class Case:
     def boxed(self, name: str) -> Records:
         """The records of the training or the test images. Raises InputError if they have no
         boxes."""
-        source, indices = self.records(name)
-        self.need(source.has_boxes, "boxes")
-        return Records(source, indices)
+        records = self.records(name)
+        self.need(records.source.has_boxes, "boxes")
+        return records
 
     def videos(self) -> Mapping[str, range]:
         """{name: records} of the test videos, whose frames have masks. Raises InputError if there
@@ -142,15 +133,11 @@ class Case:
                 f" {needs}, or leave it out of evals.tasks"
             )
 
-    def records(self, name: str) -> tuple[Any, np.ndarray]:
-        """(source, numbers of the used records) of the "train" or "test" images. Records without a
-        label are left out if others have one."""
-        c = self.config
-        source, count = {
-            "train": (self.train, c.train_examples),
-            "test": (self.test, c.test_examples),
-        }[name]
-        return source, sample_records(source, count, self.seed)
+    def records(self, name: str) -> Records:
+        """The used records of the "train" or "test" images. Records without a label are left out if
+        others have one."""
+        source, count = getattr(self, name), self.config[f"{name}_examples"]
+        return Records(source, sample_records(source, count, self.seed))
 
     def features_of(
         self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1

@@ -6,9 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, field
 from ssl_jax.losses.segmentation import IGNORE
-from ssl_jax.scores.metrics import num_classes
+from ssl_jax.scores.metrics import ABSENT, num_classes
+
+
+def absent_field() -> Any:
+    """Declares the key `absent` of an evaluation."""
+    return field(
+        "zero",
+        'how a class that is predicted but absent from the truth counts: "zero", with IoU 0'
+        ' (mmsegmentation), or "skip", left out of the mean',
+        choices=ABSENT,
+    )
 
 
 def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str) -> None:

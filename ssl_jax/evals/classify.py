@@ -10,7 +10,6 @@ from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 from ssl_jax.methods.pictures.base import Classes
-from ssl_jax.scores import metrics
 from ssl_jax.scores.classification import TOP, accuracies
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
@@ -36,11 +35,7 @@ class Settings:
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """Accuracy in percent: top-1 `classify` and, with more than five classes, `classify_top5`.
-
-    Raises InputError for a network without a classifier, or a set without labels or with labels
-    that the classifier does not have.
-    """
+    """Accuracy in percent: top-1 `classify` and, with more than five classes, `classify_top5`."""
     test = case.cached("classify", _scored)
     first, top = accuracies(test.image, test.labels)
     many = test.image.shape[1] > TOP
@@ -50,11 +45,9 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 def figures(case: Case, settings: Settings) -> dict[str, Classes]:
     """{"classify_classes": the confusion matrix}."""
     test = case.cached("classify", _scored)
-    counts = metrics.confusion(
-        test.labels, test.image.argmax(axis=1), num_classes=test.image.shape[1], ignore=-1
-    )
+    predicted, classes = test.image.argmax(axis=1), test.image.shape[1]
     names = case.test.class_names
-    return {"classify_classes": confusion.picture(counts, names=names)}
+    return {"classify_classes": confusion.of_labels(test.labels, predicted, classes, names)}
 
 
 def _scored(case):

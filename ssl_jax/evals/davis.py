@@ -7,7 +7,6 @@ the number of frames but keeps videos whole, see `frames.first`. The training pa
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
@@ -64,24 +63,13 @@ class Settings:
 # of red, .228 instead of .229, is not reproduced.
 _DATA = dict(kind="davis", split="2017/val", test_split="2017/val")
 _CHANGES = dict(data=_DATA, short_side=480, multiple=64, frames=1, **_DINO._asdict())
-PROTOCOLS = {
-    "sop": Protocol("SOP table 4", _CHANGES),
-    "sove": Protocol("SOVE table 4", _CHANGES),
-    "flsl": Protocol("FLSL table 4", _CHANGES),
-}
+PROTOCOLS = {n: Protocol(f"{n.upper()} table 4", _CHANGES) for n in ("sop", "sove", "flsl")}
 
 
-class _Followed(NamedTuple):
-    """One video with its true and predicted masks."""
-
-    name: str
-    records: range
-    truth: np.ndarray  # [T, H, W] uint8
-    predicted: np.ndarray  # [T, H, W] uint8
-
-
-def _followed(case: Case, settings: Settings, name: str, records: range) -> _Followed:
-    """Predicts the masks of one video from the mask of its first frame."""
+def _followed(
+    case: Case, settings: Settings, name: str, records: range
+) -> tuple[np.ndarray, np.ndarray]:
+    """True and predicted masks [T, H, W] uint8 of one video; the first one is given."""
     stream = frames.encoded(
         case.network,
         case.test,
@@ -93,32 +81,30 @@ def _followed(case: Case, settings: Settings, name: str, records: range) -> _Fol
         batch_size=settings.frames,
     )
     options = {name: getattr(settings, name) for name in Propagation._fields}
-    return _Followed(name, records, *propagation.follow(stream, Propagation(**options)))
+    return propagation.follow(stream, Propagation(**options))
 
 
-def _measured(followed: _Followed) -> list[video.Measured]:
-    """J and F of each object."""
-    try:
-        return video.measure(followed.truth, followed.predicted)
-    except ValueError as error:
-        raise InputError(f"cannot score the video {followed.name}: {error}") from error
+def _videos(case: Case) -> list[tuple[str, range]]:
+    """(name, records) of the videos that are scored."""
+    return list(frames.first(case.videos(), case.config.test_examples).items())
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """In percent: `davis`, the mean of J and F; `davis_j`, `davis_f`, means over all objects, each
     the mean over its frames without the first and the last; `davis_j_recall`, `davis_f_recall`, the
     shares of frames above one half.
-
-    Raises InputError for a set without videos.
     """
-    videos = list(frames.first(case.videos(), case.config.test_examples).items())
-    shown = case.extracted.setdefault(case.key_of("davis"), {})
+    videos, shown = _videos(case), case.extracted.setdefault(case.key_of("davis"), {})
     rows: list[video.Measured] = []
     for number in distributed.share(np.arange(len(videos)), case.shared):
-        followed = _followed(case, settings, *videos[number])
+        name, records = videos[number]
+        truth, predicted = _followed(case, settings, name, records)
         if len(shown) < _SHOWN:
-            shown[followed.name] = followed
-        rows.extend(_measured(followed))
+            shown[name] = records, truth, predicted
+        try:
+            rows.extend(video.measure(truth, predicted))
+        except ValueError as error:
+            raise InputError(f"cannot score the video {name}: {error}") from error
     (values,) = derived.gather_rows([np.asarray(rows, np.float64)], case.shared)
     means = dict(zip(video.Measured._fields, values.mean(axis=0)))
     scores = {f"davis_{name}": 100.0 * float(x) for name, x in means.items()}
@@ -130,13 +116,11 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Animation]:
     animation of each video}."""
     shown = case.extracted.get(case.key_of("davis"))
     if not shown:
-        videos = list(frames.first(case.videos(), case.config.test_examples).items())
-        shown = {
-            name: _followed(case, settings, name, records) for name, records in videos[:_SHOWN]
-        }
+        videos = _videos(case)[:_SHOWN]
+        shown = {name: (r, *_followed(case, settings, name, r)) for name, r in videos}
     return tracking.draw(
-        (name, [windows.unit(case.test[i]["image"]) for i in followed.records], *followed[2:])
-        for name, followed in shown.items()
+        (name, [windows.unit(case.test[i]["image"]) for i in records], *masks)
+        for name, (records, *masks) in shown.items()
     )
 
 

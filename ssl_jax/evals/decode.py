@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
-from ssl_jax.evals import psnr, quality
+from ssl_jax.evals import psnr, reconstruct
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 from ssl_jax.features import latents
@@ -51,7 +51,7 @@ PROTOCOLS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(quality.Settings):
+class Settings(reconstruct.Settings):
     tokens: str = field(
         "auto",
         'input of the decoder: patch tokens ("dense"), STELLAR\'s low-rank map of sparse tokens'
@@ -84,7 +84,7 @@ class Settings(quality.Settings):
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Raises InputError if files of the evaluation `name` are missing, or its width and heads do
     not fit."""
-    quality.check(name, settings, data)
+    reconstruct.check(name, settings, data)
     if settings.width % settings.heads or settings.width % 2:
         raise InputError(
             f"{name}.width is {settings.width}; it must be even and a multiple of heads ="
@@ -151,10 +151,8 @@ def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.nda
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Scores on the test images: `decode`, PSNR in dB; `decode_ssim` (0 to 1); if set,
     `decode_lpips_*` and `decode_rfid_*` (lower is better).
-
-    Raises InputError for settings or files that do not fit.
     """
-    return quality.scores("decode", settings, rebuilt(case, settings))
+    return reconstruct.scores("decode", settings, rebuilt(case, settings))
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:

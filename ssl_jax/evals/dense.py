@@ -8,14 +8,14 @@ import numpy as np
 
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case, Masked
-from ssl_jax.evals.classes import classes_of
-from ssl_jax.evals.pictures import segmentation as pictures
+from ssl_jax.evals.classes import absent_field, classes_of
+from ssl_jax.evals.pictures import confusion, segmentation
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import tokens
 from ssl_jax.features.monitored import subset
 from ssl_jax.features.store import Grids
 from ssl_jax.methods.pictures.base import Classes, Picture
-from ssl_jax.scores.metrics import ABSENT, mean_iou
+from ssl_jax.scores.metrics import mean_iou
 from ssl_jax.scores.segmentation import NEIGHBOURS, Retrieval, segment
 
 PROTOCOLS = {
@@ -38,12 +38,7 @@ class Settings:
         'votes of neighbours: equal ("plain"), or weighted by exp(cosine / 0.1) ("softmax")',
         choices=("plain", "softmax"),
     )
-    absent: str = field(
-        "zero",
-        'how a class that is predicted but absent from the truth counts: "zero", with IoU 0'
-        ' (mmsegmentation), or "skip", left out of the mean',
-        choices=ABSENT,
-    )
+    absent: str = absent_field()
     subsample: tuple[int, ...] = field(
         (1,),
         "use one in this many training images; scores of all values are reported, the first is the"
@@ -91,8 +86,6 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     """mIoU in percent with the first subsample, over patches (`dense`) and over pixels
     (`dense_pixel`); `dense_1in8`, ... with the other subsamples. A subsample above 1 is the mean
     over `runs` draws of training images (CrIBo: 5), with the standard deviation `_sd`.
-
-    Raises InputError for a set without masks, or with labels that it does not name.
     """
     parts = _parts(case, settings)
     scores: dict[str, float] = {}
@@ -118,21 +111,26 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     of each class and the confusion matrix of patches, if `score` was called before}."""
     train, test, classes = _parts(case, settings)
     scored: Retrieval | None = case.extracted.get(case.key_of("dense"))
-    if scored is None and isinstance(test.patches, Grids):
-        return {}
-
-    def few() -> Retrieval:
-        shown = Masked(*(rows[:_SHOWN] for rows in test))
-        return _retrieved((train, shown, classes), settings)
-
-    return pictures.of_retrieval(
-        [case.images(case.test, [i])[0] for i in test.index[:_SHOWN]],
-        test.masks,
-        scored or few(),
-        k=settings.k,
-        scored=scored is not None,
-        class_names=case.test.mask_names,
-    )
+    result, names = scored, case.test.mask_names
+    if result is None:
+        if isinstance(test.patches, Grids):
+            return {}
+        few = Masked(*(rows[:_SHOWN] for rows in test))
+        result = _retrieved((train, few, classes), settings)
+    drawn: dict[str, Picture | Classes] = {
+        "segmentation": segmentation.picture(
+            [case.images(case.test, [i])[0] for i in test.index[:_SHOWN]],
+            {"truth": test.masks, "truth per patch": result.truth, "retrieved": result.predicted},
+            title="Dense retrieval: the class of each patch from its"
+            f" {settings.k} nearest training patches",
+            names=names,
+        )
+    }
+    if scored:
+        title = "IoU of each class, and the predicted classes of its patches"
+        counts, iou = result.patch_counts, result.patch_iou
+        drawn["dense_classes"] = confusion.picture(counts, iou, names=names, title=title)
+    return drawn
 
 
 register_module(__name__, heading="dense mIoU", needs="masks")

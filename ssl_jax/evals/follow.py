@@ -77,8 +77,8 @@ def fit_to_data(
         excluded = [name for names in left_out.values() for name in names]
         tasks = [name for name in chosen if name not in excluded]
         if not any(registry.get(chosen[name].type).needs == "labels" for name in tasks):
-            like = chosen[(left_out.get("labels") or excluded)[0]]
-            tasks += [] if "rank" in tasks else [_rank(config, like)]
+            _add_rank(config, like=chosen[(left_out.get("labels") or excluded)[0]])
+            tasks += [] if "rank" in tasks else ["rank"]
         config.evals.tasks = tuple(tasks)
         lacks = " and ".join(
             f"no {needs} for {', '.join(names)}" for needs, names in left_out.items()
@@ -118,14 +118,12 @@ def _carries(config, each, records) -> bool:
     return source.may_have(config.data, needs) if records is None else source.has(records, needs)
 
 
-def _rank(config, like) -> str:
-    """Adds an evaluation that needs only images, configured like `like`, unless there is one;
-    returns its name."""
+def _add_rank(config, like) -> None:
+    """Adds an evaluation that needs only images, configured like `like`, unless there is one."""
     if "rank" not in section.named(config):
         copied = {name: like[name] for name in ("train_examples", "test_examples", "crop")}
         data = dict(kind=TRAINING, size=like.data.size, test_split=like.data.test_split)
         config.evals.rank = section.new("rank", data=data, **copied)
-    return "rank"
 
 
 def _choose_parts(config, followers, given) -> list[str]:

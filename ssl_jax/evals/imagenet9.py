@@ -6,7 +6,6 @@ images are `dir`/VARIANT/val/CLASS/*, resized and cropped as given by `data.size
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -35,13 +34,12 @@ VARIANTS = (
 @dataclasses.dataclass(frozen=True)
 class Settings(linear.Settings):
     dir: str = field(
-        "", "folder of ImageNet-9, which contains VARIANT/val/CLASS", free=True, path=True, acts=""
+        "", "folder of ImageNet-9, which contains VARIANT/val/CLASS", path=True, acts=""
     )
     mapping: str = field(
         "",
         'the benchmark\'s file "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or'
         " -1}",
-        free=True,
         path=True,
         acts="",
     )
@@ -49,7 +47,6 @@ class Settings(linear.Settings):
         "",
         "fitted classifier, .npz with kernel [d, c], bias [c], and scale and shift [d] of its"
         ' layer norm if it has one; "" = fit one on data',
-        free=True,
         path=True,
         acts="",
     )
@@ -63,30 +60,16 @@ _CHANGES = {**linear.PROTOCOLS["sop_base"].changes, "variants": VARIANTS}
 PROTOCOLS = {"sop": Protocol("SOP table 6", _CHANGES), "sove": Protocol("SOVE table 6", _CHANGES)}
 
 
-def _variant(case, settings, name, classes):
-    """Opens the images of a variant. Raises InputError if its folder has another number of
-    classes."""
-    data = dict(kind="folder", dir=settings.dir, size=case.config.data.size)
-    source = make_source(data, split=f"{name}/val")
-    if source.num_classes != classes:
-        raise InputError(
-            f"{settings.dir}/{name}/val has {source.num_classes or 'no'} class folders, but the"
-            f" mapping has {classes} classes"
-        )
-    return source
-
-
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Raises InputError if the evaluation `name` lacks its folder, mapping or classifier."""
     linear.check(name, settings, data)
-    _opened(name, settings)
-
-
-def _opened(name: str, settings: Settings) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
-    """(mapping, classifier or None) of an evaluation `name`. Raises InputError without its
-    folder."""
     if not settings.dir or not local(settings.dir).is_dir():
         raise InputError(f'{name}.dir is "{settings.dir}"; it must be the folder of ImageNet-9')
+    _read(settings)
+
+
+def _read(settings: Settings) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+    """(mapping, classifier or None)."""
     head = classifiers.read_head(settings.head) if settings.head else None
     return classifiers.read_mapping(settings.mapping), head
 
@@ -96,13 +79,16 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     variants; `imagenet9_bg_gap`, Mixed-Same minus Mixed-Rand; `imagenet9_head`, of a classifier
     trained here on the test part of `data`. A predicted class of ImageNet-1K outside of ImageNet-9
     counts as wrong.
-
-    Raises InputError if folder, mapping or classifier are missing or do not fit together.
     """
-    mapping, head = _opened("imagenet9", settings)
-    sources: dict[str, Any] = {
-        name: _variant(case, settings, name, 1 + int(mapping.max())) for name in settings.variants
-    }
+    mapping, head = _read(settings)
+    data, sources = dict(kind="folder", dir=settings.dir, size=case.config.data.size), {}
+    for name in settings.variants:
+        sources[name] = make_source(data, split=f"{name}/val")
+        if sources[name].num_classes != 1 + mapping.max():
+            raise InputError(
+                f"{settings.dir}/{name}/val has {sources[name].num_classes or 'no'} class folders,"
+                f" but the mapping has {1 + mapping.max()} classes"
+            )
     fitted = None
     if head is None:
         fitted = linear.probe(case, settings, len(mapping))

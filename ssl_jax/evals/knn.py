@@ -32,14 +32,15 @@ def temperature_field() -> Any:
     return field(TEMPERATURE, "votes are weighted by exp(cosine / temperature)", least=1e-6)
 
 
+def k_field(default: tuple[int, ...]) -> Any:
+    """Declares the numbers of neighbours."""
+    meaning = "numbers of neighbours; scores of all are reported, the first is the main score"
+    return field(default, meaning, "neighbours", above=0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(tokens.Settings):
-    k: tuple[int, ...] = field(
-        KS,
-        "numbers of neighbours; scores of all are reported, the first is the main score",
-        "neighbours",
-        above=0,
-    )
+    k: tuple[int, ...] = k_field(KS)
     temperature: float = temperature_field()
 
 
@@ -61,8 +62,6 @@ def _parts(case: Case, settings: Settings) -> tuple[Labelled, Labelled, int]:
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Top-1 accuracy in percent: `knn` with the first k; `knn_k10`, ... for each k; `knn_best`, the
     best k on the test set, which papers report.
-
-    Raises InputError for a set without labels.
     """
     train, test, classes = _parts(case, settings)
     voted = classify(

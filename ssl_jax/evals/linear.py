@@ -20,7 +20,6 @@ from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import crops, tokens
 from ssl_jax.methods.pictures.base import Classes
 from ssl_jax.ops import numerics
-from ssl_jax.scores import metrics
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict
 
 _SCALED_TO = 256  # batch size for which scaled learning rates are given
@@ -170,8 +169,6 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     its learning rate and batch size; `linear_held_out`, its accuracy on the held-out part;
     `linear_best`, the best of the grid on the test images, which is therefore selected on them;
     with every_epoch, `linear_best_of_epochs`, the best of the grid after any epoch.
-
-    Raises InputError for a set without labels.
     """
     best = probe(case, settings)
     scores = {"linear": 100.0 * best.accuracy, "linear_lr": best.learning_rate / _factor(settings)}
@@ -188,14 +185,9 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 def figures(case: Case, settings: Settings) -> dict[str, Classes]:
     """{"linear_classes": the confusion matrix of the test images}."""
     best, (_, test) = probe(case, settings), case.labelled(settings.tokens, settings.layers)
-    counts = metrics.confusion(
-        test.labels,
-        predict(best.params, test.image),
-        num_classes=len(best.params["bias"]),
-        ignore=-1,
-    )
+    predicted, classes = predict(best.params, test.image), len(best.params["bias"])
     names = case.test.class_names
-    return {"linear_classes": confusion.picture(counts, names=names)}
+    return {"linear_classes": confusion.of_labels(test.labels, predicted, classes, names)}
 
 
 def _crops(case: Case, settings: Settings, records: np.ndarray) -> Stream:

@@ -21,10 +21,7 @@ class Settings(tokens.Settings):
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`logistic`, test accuracy in percent; `logistic_c`, the selected C.
-
-    Raises InputError for a set without labels, or with a single class.
-    """
+    """`logistic`, test accuracy in percent; `logistic_c`, the selected C."""
     train, test = case.labelled(settings.tokens, settings.layers)
     accuracy, penalty = logistic(
         train.image,

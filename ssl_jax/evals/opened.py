@@ -1,4 +1,4 @@
-"""Opens the sources of evaluations."""
+"""Opens the sources of evaluations, and refuses those that lack what an evaluation needs."""
 
 import re
 from collections.abc import Sequence
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, flatten
-from ssl_jax.data import base
+from ssl_jax.data import base, kinds
+from ssl_jax.data.lookup import listed
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.reduced import Reduced
-from ssl_jax.data.source import EMBEDDED, make_source
-from ssl_jax.evals import section
+from ssl_jax.data.source import EMBEDDED, has, make_source
+from ssl_jax.data.subset import class_names, numbered_alike
+from ssl_jax.evals import registry, section
 from ssl_jax.features.monitored import Monitored
 
 _CACHE_BYTES = 2**30  # of decoded images per source
@@ -27,48 +29,49 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     """{name: (train source, test source)} of the evaluations to run. Open them once to evaluate
     several networks; evaluations of the same images share their sources.
 
-    Raises InputError if a source cannot be opened, or if too many images of a small set are
-    unreadable.
+    Raises InputError if a source cannot be opened or lacks what an evaluation needs, or if too many
+    images of a small set are unreadable.
     """
     opened: dict[tuple, tuple] = {}
     result, stored = {}, list[Monitored]()
     for name, c in section.selected(config, tasks).items():
         images = images_of_section(c)
         if images not in opened:
-            opened[images] = _named_pair(name, c, config)
+            opened[images] = _pair(name, c, config)
             stored += opened[images] if c.data.kind not in EMBEDDED else ()
-        for source in opened[images]:
-            section.check_source(name, c, source)
-            base.check_channels(source, config.model.in_channels)
-        section.check_same_classes(name, c, *opened[images])
         result[name] = opened[images]
+        for source in result[name]:
+            _check(name, c, source)
+            base.check_channels(source, config.model.in_channels)
+        _check_same_classes(name, c, *result[name])
     for source in stored:
         source.look(config.seed)
     return result
 
 
-def _named_pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]:
-    """`_pair` of the evaluation `name`, whose errors name the keys of its section."""
-    try:
-        return _pair(c, config.data.max_unreadable, config.model.patch)
-    except InputError as error:
-        key = rf"(?<![\w./])data\.(?=(?:{'|'.join(c.data)})\b)"
-        raise InputError(re.sub(key, f"evals.{name}.data.", str(error))) from error
-
-
-def _pair(c: ConfigDict, share: float, patch: int) -> tuple[Monitored, ...]:
-    """(training source, test source) of an evaluation's section."""
+def _pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]:
+    """(training source, test source) of the evaluation `name`; errors name the keys of its
+    section."""
+    data, numbering = c.data, kinds.get(c.data.kind).classes
+    parts = (
+        (data.split, data.get("list", ""), c.train_examples),
+        (data.test_split, data.get("test_list", ""), c.test_examples),
+    )
 
     def made(split, names, count):
-        source = make_source(c.data, split=split, list=names, bilinear=c.get("bilinear", False))
-        return _cached(Reduced(source, patch) if c.get("reduce") else source, count)
+        source = make_source(data, split=split, list=names, bilinear=c.get("bilinear", False))
+        return _cached(Reduced(source, config.model.patch) if c.get("reduce") else source, count)
 
-    parts = (
-        (c.data.split, c.data.get("list", ""), c.train_examples),
-        (c.data.test_split, c.data.get("test_list", ""), c.test_examples),
-    )
-    pair = section.numbered_alike(c, *(made(*part) for part in parts))
-    return tuple(Monitored(part, count, share=share) for part, (*_, count) in zip(pair, parts))
+    try:
+        train, test = (made(*part) for part in parts)
+        if numbering != "declared":  # each part numbers its own classes
+            train, test = numbered_alike(train, test, numbering == "numbers")
+    except InputError as error:
+        key = rf"(?<![\w./])data\.(?=(?:{'|'.join(data)})\b)"
+        raise InputError(re.sub(key, f"evals.{name}.data.", str(error))) from error
+    share = config.data.max_unreadable
+    pair = ((train, c.train_examples), (test, c.test_examples))
+    return tuple(Monitored(part, count, share=share) for part, count in pair)
 
 
 def _cached(source, examples: int):
@@ -78,3 +81,30 @@ def _cached(source, examples: int):
     count = min(len(source), examples or len(source))
     fits = count * source.image_bytes(source.size) <= _CACHE_BYTES
     return Prepared(source, cache=True) if fits else source
+
+
+def _check(name: str, c: ConfigDict, source: Monitored) -> None:
+    """Raises InputError if a source lacks what the evaluation `name` needs."""
+    type = registry.get(c.type)
+    if type.needs and not has(source, type.needs):
+        raise section.lacking(name, c, source)
+    if type.one_size and not c.crop and source.size is None:
+        raise InputError(
+            f'evals.{name}: the type "{c.type}" needs images of one size, and those of {source}'
+            f" have their own; set evals.{name}.data.size or evals.{name}.crop, in pixels"
+        )
+
+
+def _check_same_classes(name: str, c: ConfigDict, train: Monitored, test: Monitored) -> None:
+    """Raises InputError if the scored part of a set has a class that the other part lacks, where
+    each part numbers its own classes."""
+    if kinds.get(c.data.kind).classes == "declared" or registry.get(c.type).needs != "labels":
+        return
+    trained, scored = (set(class_names(part) or ()) for part in (train, test))
+    if trained and scored - trained:
+        raise InputError(
+            f"evals.{name}: the parts of {c.data.dir} have other classes (only {c.data.test_split}"
+            f" has {listed(sorted(scored - trained))}, only {c.data.split}"
+            f" {listed(sorted(trained - scored))}); only classes that are also trained on can be"
+            " scored"
+        )

@@ -81,8 +81,6 @@ def _compared(case: Case, settings: Settings) -> tuple[Masked, np.ndarray, str, 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Means over the test images: `purity`, `purity_nmi`, `purity_ari` and `purity_modes` in
     percent, see `scores.clusters`; and `purity_clusters`, the number of clusters in an image.
-
-    Raises InputError for a set without masks, or clusters that the network does not have.
     """
     test, clusters, _, labels = _compared(case, settings)
     result = agreement(clusters, labels)

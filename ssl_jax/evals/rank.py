@@ -34,8 +34,14 @@ def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
     queries, bank = map(normalize.on_device, (test.image[:_QUERIES], train.image))
     similarity, index = map(np.asarray, ops.nearest(queries, bank, k=k, metric="dot"))
     images = [case.images(case.train, train.index[row]) for row in index]
-    shown_queries = case.images(case.test, test.index[:_QUERIES])
-    return {"neighbours": neighbours.unjudged(shown_queries, images, similarity)}
+    picture = neighbours.rows(
+        case.images(case.test, test.index[:_QUERIES]),
+        images,
+        [[f"{x:.3f}" for x in cosines] for cosines in similarity],
+        query_titles=["query"] * len(images),
+        title="Nearest training images, with cosine similarity",
+    )
+    return {"neighbours": picture}
 
 
 # No raw-pixel baseline: its rank would be among thousands of other dimensions.

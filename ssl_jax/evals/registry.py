@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ssl_jax.config import InputError, Key, keys_of, settings_of, unknown
+from ssl_jax.config import InputError, settings_of, unknown
 
 BASELINES = ("untrained network", "raw pixels")
 TRAINED = "trained"
@@ -33,21 +33,14 @@ class Type:
     """A type of evaluation.
 
     score(case, settings) -> {name: number}: all scores of one network, see `Case`. The main score
-      has the name of the type; the names of the others begin with it.
+      has the name of the type; the names of the others begin with it. Raises InputError for a
+      network, data or files that do not fit the type.
     settings: a frozen dataclass with the type's keys as fields, declared by `config.field`. The
       keys data, train_examples, test_examples and crop belong to all types.
     heading: of the main score in tables and curves, with its unit after a comma unless that is
       percent ("PSNR, dB"); "" = not shown.
-    needs: "labels", "masks" or "boxes" of the images, or "sequences" with masks; "" = only images.
-    one_size: whether all images must have one size, when they are read or after the crop.
-    rgb: whether images must be RGB.
-    whole: whether images are used whole, so that `crop` must be 0.
-    multiples: names of keys whose values (of a tuple all) must be multiples of the network's patch.
     draw(case, settings) -> {name: pictures.Picture or pictures.Animation}: figures of the trained
       network, drawn at the end of a run; None = no figures.
-    share: whether the main score is the share of test images that are classified correctly.
-    baselines: those of BASELINES with which a trained network is compared.
-    protocols: {name: Protocol} of papers that use the type.
     trains: whether the figures show a head that `score` trained; they then use images of the scored
       size, never larger ones.
     check(name, settings, data): raises InputError, before a run is started, for settings that
@@ -58,21 +51,17 @@ class Type:
     score: Callable
     settings: Any = NoSettings
     heading: str = ""
-    needs: str = ""
-    one_size: bool = False
-    rgb: bool = False
-    whole: bool = False
-    multiples: tuple[str, ...] = ()
-    share: bool = False
+    needs: str = ""  # "labels", "masks" or "boxes", or "sequences" with masks; "" = only images
+    one_size: bool = False  # all images must have one size, as read or after the crop
+    rgb: bool = False  # images must be RGB
+    whole: bool = False  # images are used whole, so that `crop` must be 0
+    multiples: tuple[str, ...] = ()  # keys whose values are multiples of the network's patch
+    share: bool = False  # the main score is the share of test images that are classified correctly
     draw: Callable | None = None
-    baselines: tuple[str, ...] = BASELINES
+    baselines: tuple[str, ...] = BASELINES  # with which a trained network is compared
     protocols: Mapping[str, Protocol] = dataclasses.field(default_factory=dict)
     trains: bool = False
     check: Callable | None = None
-
-    def keys(self) -> dict[str, Key]:
-        """The keys that only this type has."""
-        return keys_of(self.settings)
 
     def run(self, case: Any) -> dict[str, float]:
         """Computes all scores of a `Case`. Raises InputError for settings that cannot work, or data

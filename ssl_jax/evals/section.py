@@ -25,9 +25,8 @@ from typing import Any
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError, Key, check_multiple, free_on_resume, key, unknown
-from ssl_jax.data import kinds, source, subset
-from ssl_jax.data.lookup import listed
+from ssl_jax.config import InputError, Key, check_multiple, free_on_resume, key, keys_of, unknown
+from ssl_jax.data import source
 from ssl_jax.evals import registry
 from ssl_jax.features import tokens
 
@@ -115,7 +114,7 @@ def _keys_of(type: str) -> dict:
                 least=0,
                 most=16384,
             ),
-            **definition.keys(),
+            **keys_of(definition.settings),
         )
     )
 
@@ -173,16 +172,13 @@ def keys(config: ConfigDict) -> dict[str, Key]:
                 f'an evaluation is named "{name}"; use letters, digits and "_", because scores and'
                 " pictures are named after it"
             )
-        example = f'make it with ssl_jax.evals.new("{next(iter(registry.TYPES))}", ...)'
-        if "type" not in section:
-            raise InputError(f"{path} has no type; {example}")
-        config_lib.check_choice(f"{path}.type", section.type, registry.TYPES)
-        keys_of_type = config_lib.flatten(_keys_of(section.type))
+        type = section.get("type", next(iter(registry.TYPES)))
+        config_lib.check_choice(f"{path}.type", type, registry.TYPES)
+        keys_of_type = config_lib.flatten(_keys_of(type))
         missing = [entry for entry in keys_of_type if entry not in config_lib.flatten(section)]
         if missing:
             raise InputError(
-                f"{path} lacks {', '.join(missing)}; make it with"
-                f' ssl_jax.evals.new("{section.type}", ...)'
+                f'{path} lacks {", ".join(missing)}; make it with ssl_jax.evals.new("{type}", ...)'
             )
         declared |= {f"{path}.{entry}": value for entry, value in keys_of_type.items()}
     return declared
@@ -222,44 +218,6 @@ def check(config: ConfigDict) -> None:
                 check_multiple(f"{path}.{entry}", side, patch, "patch of the network")
         tokens.check(path, section, config.model)
         type.refuse(path, section)
-
-
-def check_source(name: str, section: ConfigDict, opened: Any) -> None:
-    """Raises InputError if an opened source lacks what the evaluation `name` needs."""
-    type = registry.get(section.type)
-    if type.needs and not source.has(opened, type.needs):
-        raise lacking(name, section, opened)
-    if type.one_size and not section.crop and opened.size is None:
-        raise InputError(
-            f'evals.{name}: the type "{section.type}" needs images of one size, and those of'
-            f" {opened} have their own; set evals.{name}.data.size or evals.{name}.crop, in"
-            " pixels"
-        )
-
-
-def numbered_alike(section: ConfigDict, train: Any, test: Any) -> tuple[Any, Any]:
-    """Gives each class the same number in both parts of a set whose kind numbers the classes of
-    each part by itself, unless `test` has a class that `train` lacks."""
-    numbering = kinds.get(section.data.kind).classes
-    if numbering == "declared":
-        return train, test
-    return subset.numbered_alike(train, test, numbering == "numbers")
-
-
-def check_same_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:
-    """Raises InputError if the scored part of a set has a class that the other part lacks, where
-    each part numbers its own classes."""
-    declared = kinds.get(section.data.kind).classes == "declared"
-    if declared or registry.get(section.type).needs != "labels":
-        return
-    trained, scored = (set(subset.class_names(part) or ()) for part in (train, test))
-    if trained and scored - trained:
-        raise InputError(
-            f"evals.{name}: the parts of {section.data.dir} have other classes (only"
-            f" {section.data.test_split} has {listed(sorted(scored - trained))}, only"
-            f" {section.data.split} {listed(sorted(trained - scored))}); only classes that are also"
-            " trained on can be scored"
-        )
 
 
 def lacking(name: str, section: ConfigDict, opened: Any) -> InputError:

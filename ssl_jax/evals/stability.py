@@ -21,19 +21,15 @@ from ssl_jax.scores import stability
 
 SHIFTS, CROPS, SCALE = (0, 2, 4, 8, 16), 4, (0.36, 1.0)
 
-PROTOCOLS = {
-    "stellar": Protocol(
-        "STELLAR figure 2",
-        {
-            "data": {"size": 256},
-            "crop": 224,
-            "shifts": (0, 2, 4, 8, 12, 16, 20, 24, 28, 32),
-            "crops": CROPS,
-            "scale": SCALE,
-            "test_examples": 1000,
-        },
-    )
-}
+_STELLAR = dict(
+    data=dict(size=256),
+    crop=224,
+    shifts=(0, 2, 4, 8, 12, 16, 20, 24, 28, 32),
+    crops=CROPS,
+    scale=SCALE,
+    test_examples=1000,
+)
+PROTOCOLS = {"stellar": Protocol("STELLAR figure 2", _STELLAR)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,19 +19,13 @@ _BELOW = 1e-3  # pixels
 
 
 class Sight(NamedTuple):
-    """How an image is resized and cropped for the network, and how its boxes are mapped.
+    """How an image is resized and cropped for the network, and how its boxes are mapped."""
 
-    patch: patch size of the network, in pixels. resize: length of the shorter side, in pixels; 0
-    keeps the stored size. crop: side of the central square, in pixels; 0 keeps the whole image,
-    cropped to a multiple of the patch. boxes: "exact", see `follow`, or "script", see
-    `follow_script`. cells: number of cells along each side of a box.
-    """
-
-    patch: int
-    resize: int = 0
-    crop: int = 0
-    boxes: str = "exact"
-    cells: int = 3
+    patch: int  # of the network, in pixels
+    resize: int = 0  # length of the shorter side, in pixels; 0 keeps the stored size
+    crop: int = 0  # side of the central square, in pixels; 0 = the whole image, in whole patches
+    boxes: str = "exact"  # or "script", see `follow`
+    cells: int = 3  # number of cells along each side of a box
 
 
 class Selected(NamedTuple):
@@ -45,26 +39,25 @@ class Selected(NamedTuple):
 
 
 def follow(
-    boxes: ArrayLike, size: tuple[int, int], *, resize: int = 256, crop: int = 224
+    boxes: ArrayLike,
+    size: tuple[int, int],
+    how: str = "exact",
+    *,
+    resize: int = 256,
+    crop: int = 224,
 ) -> np.ndarray:
     """Maps boxes to an image whose shorter side is resized to `resize` and which is then cropped to
     the central square of `crop` pixels. Boxes are clipped at the border of the crop.
 
     boxes: [n, 4] (y, x, height, width) in pixels of the original image of `size` (height, width).
+    how: "exact", or "script", as if the image were squeezed to a square (FLSL's script).
     Returns the mapped boxes, float64 [n, 4]; a box outside the crop has no area.
     """
-    y, x, side = decode.central_square(*size)
-    scale, shift = resize / side, (resize - crop) // 2
+    (y, x, side), shift = decode.central_square(*size), (resize - crop) // 2
+    if how == "script":
+        return _mapped(boxes, (resize / size[0], resize / size[1]), (shift, shift), (crop, crop))
+    scale = resize / side
     return _mapped(boxes, (scale, scale), (shift + y * scale, shift + x * scale), (crop, crop))
-
-
-def follow_script(
-    boxes: ArrayLike, size: tuple[int, int], *, resize: int = 256, crop: int = 224
-) -> np.ndarray:
-    """Like `follow`, but as in FLSL's script: maps the boxes as if the image were squeezed to
-    `resize` x `resize`."""
-    shift = (resize - crop) // 2
-    return _mapped(boxes, (resize / size[0], resize / size[1]), (shift, shift), (crop, crop))
 
 
 def _mapped(boxes, scale, shift, window):
@@ -111,8 +104,7 @@ def seen(record: dict, sight: Sight, name: str = "") -> tuple[np.ndarray, np.nda
         image = decode.resize_square(image, sight.resize)
     part = windows.window(image.shape, sight.crop, sight.patch, name)
     if sight.resize:
-        place = follow_script if sight.boxes == "script" else follow
-        mapped = place(stored, size, resize=sight.resize, crop=part.height)
+        mapped = follow(stored, size, sight.boxes, resize=sight.resize, crop=part.height)
     else:
         mapped = _mapped(stored, (1, 1), (part.top, part.left), part.size)
     return mapped, windows.cut(image, part)

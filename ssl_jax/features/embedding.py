@@ -26,14 +26,7 @@ from ssl_jax.features.network import on_all_devices
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.ops import devices
 
-# {name of a vector in `embed`: its name in `features.tokens`}
-TOKENS = {
-    "image": "image",
-    "cls": "cls",
-    "mean": "mean",
-    "patches": kinds.DENSE,
-    "sparse": kinds.SPARSE_TOKENS,
-}
+TOKENS = ("image", "cls", "mean", "patches", "sparse")
 DTYPES = ("float32", "float16")
 _BYTES = 2**28  # of features in a part, at most
 _NAME = "{:012d}"  # of a part, from its first image
@@ -41,18 +34,14 @@ _NAME = "{:012d}"  # of a part, from its first image
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which vectors of which images are computed.
-
-    tokens: {name of an array: kind of token, see `features.tokens`}. layers: number of last blocks,
-    see there. batch_size: images in a forward pass. dtype: of the vectors.
-    """
+    """Which vectors of which images are computed."""
 
     encoder: Encoder
     source: monitored.Monitored
-    tokens: Mapping[str, str]
-    layers: int
-    batch_size: int
-    dtype: np.dtype
+    tokens: Mapping[str, str]  # {name of an array: kind of token, see `features.tokens`}
+    layers: int  # number of last blocks, see there
+    batch_size: int  # images in a forward pass
+    dtype: np.dtype  # of the vectors
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -185,7 +174,7 @@ def plan(
             raise InputError(f"{name} is {number}; it must be 1 or more")
     if not tokens:
         raise InputError(f"tokens is empty; choose at least one of {', '.join(TOKENS)}")
-    chosen = {name: TOKENS[name] for name in dict.fromkeys(tokens)}
+    chosen = {name: kinds.SPARSE_TOKENS if name == "sparse" else name for name in tokens}
     return Plan(encoder, source, chosen, layers, batch_size, np.dtype(dtype))
 
 
@@ -270,8 +259,7 @@ def to_file(
         write(temporary, plan.whole([part for _, part in plan.parts(folder)]))
         temporary.replace(out)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
     plan.remove(folder)
     return out
 

@@ -36,7 +36,6 @@ class Extracted(NamedTuple):
     masks: Any  # [N, H, W] uint8, 255 = ignore; cropped like the images
     # [N] int64, number of the record each row belongs to
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
-    num_classes: int | None  # of the labels
     skipped: tuple[str, ...]  # names of the records that could not be read
 
 
@@ -92,7 +91,7 @@ def extract(
     if entry is not None and (stored := entry.read()) is not None:
         arrays, notes = stored
         _check_images(entry, notes["images"], source)
-        return _extracted(arrays, notes["skipped"], source)
+        return _extracted(arrays, notes["skipped"])
     alone = not shared or jax.process_count() == 1
     kinds = ({"image": token} if image else {}) | ({"patches": tokens.DENSE} if patches else {})
     with contextlib.ExitStack() as stack:
@@ -122,7 +121,7 @@ def extract(
             index = rows["index"]
             images = {i: _digest(source, i) for i in index[[0, len(index) // 2, -1]].tolist()}
             entry.finish(folder, rows, skipped=list(skipped), images=images)
-    return _extracted(rows, skipped, source)
+    return _extracted(rows, skipped)
 
 
 def encode(
@@ -254,13 +253,9 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     return store.folded(joined), [name for part in gathered for name in part["skipped"]]
 
 
-def _extracted(rows, skipped, source):
-    image, patches, labels, masks = (
-        rows.get(name) for name in ("image", "patches", "labels", "masks")
-    )
-    return Extracted(
-        image, patches, labels, masks, rows["index"], source.num_classes, tuple(skipped)
-    )
+def _extracted(rows, skipped):
+    columns = {name: rows.get(name) for name in Extracted._fields if name != "skipped"}
+    return Extracted(**columns, skipped=tuple(skipped))
 
 
 def _entry(network, source, cache, indices, choice):

@@ -164,12 +164,13 @@ def encoded(
         yield on_host(*pending)
 
 
-def readable(source: Any, records: Sequence[int] | np.ndarray, row: int) -> Any:
-    """The record at place `row` of `records`, or the next one that can be read. Raises InputError
-    if none can be read."""
+def readable(source: Any, records: Sequence[int] | np.ndarray, row: int) -> tuple[int, Any]:
+    """(number, record) at place `row` of `records`, or of the next one that can be read. Raises
+    InputError if none can be read."""
     for step in range(len(records)):
+        number = int(records[(int(row) + step) % len(records)])
         with contextlib.suppress(Unreadable):
-            return source[int(records[(int(row) + step) % len(records)])]
+            return number, source[number]
     raise InputError(f"no readable image in {source}")
 
 

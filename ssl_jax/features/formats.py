@@ -13,15 +13,12 @@ from ssl_jax.config import InputError
 
 
 class Vectors(NamedTuple):
-    """An embedding.
+    """An embedding."""
 
-    parts: {name: array} of consecutive images, see `embedding.Plan.compute`; each has a readable
-    image. names: of the arrays of vectors. others: further arrays, each for all parts.
-    """
-
+    # {name: array} of consecutive images, see `embedding.Plan.compute`; each has a readable image
     parts: Sequence[Mapping[str, np.ndarray]]
-    names: Sequence[str]
-    others: Mapping[str, np.ndarray]
+    names: Sequence[str]  # of the arrays of vectors
+    others: Mapping[str, np.ndarray]  # further arrays, each for all parts
 
     def described(self) -> tuple[dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
         """(small arrays by name, shapes of the vectors by name). Patches have the shape

@@ -11,8 +11,8 @@ import numpy as np
 
 from ssl_jax.config import changed, flatten
 from ssl_jax.evals.registry import BASELINES, TRAINED
-from ssl_jax.evals.table import IMAGES, best
 from ssl_jax.report.folders import RunFolder
+from ssl_jax.report.table import IMAGES, best
 
 ABSENT = "\u2013"  # an en dash for missing values
 

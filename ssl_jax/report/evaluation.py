@@ -12,11 +12,11 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import evals
 from ssl_jax.evals import pictures, registry
-from ssl_jax.evals.pictures import attention, pca
-from ssl_jax.evals.table import IMAGES
 from ssl_jax.methods.encoder import Encoder, bound
+from ssl_jax.methods.pictures import attention, pca
 from ssl_jax.ops import numerics
 from ssl_jax.report import folders
+from ssl_jax.report.table import IMAGES, comparison_table
 from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import state
 from ssl_jax.train.best import BEST, FILE
@@ -101,7 +101,7 @@ class Evaluation:
     def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
         """The result of `compare` as text."""
         headings, name = evals.headings(self.config, self.tasks), self.config.evals.best
-        table = evals.comparison_table(results, headings, self._images())
+        table = comparison_table(results, headings, self._images())
         best = results.get(evals.TRAINED, {}).get(name + BEST)
         return table if best is None else f"{table}\nbest {name} of the run: {best:.1f} ({FILE})"
 

@@ -75,7 +75,7 @@ def average_precision(
         }
     )
     detections = truth.loadRes(_entries(predicted, classes, scored=True))
-    evaluator = COCOeval_faster(truth, detections, "bbox", print_function=_silent)
+    evaluator = COCOeval_faster(truth, detections, "bbox", print_function=lambda *_: None)
     evaluator.params.maxDets = [1, 10, _MOST]
     evaluator.evaluate()
     evaluator.accumulate()
@@ -154,10 +154,6 @@ def _covered(boxes: np.ndarray, areas: np.ndarray) -> np.ndarray:
         mask[max(y, 0) : y + h, max(x, 0) : x + w].sum() / max(h * w, 1) for y, x, h, w in rows[0]
     ]
     return np.asarray(inside, np.float64)
-
-
-def _silent(*_):
-    """Replaces the evaluator's print."""
 
 
 def _entries(images: Sequence[Boxes], classes: int, *, scored: bool) -> list[dict]:

@@ -91,10 +91,7 @@ def fit(
     order = np.asarray(jax.random.permutation(key_split, len(train)))
     learn, choose = classification.split(order, held_out)
     batch_size = min(batch_size, len(learn))
-    grid = Grid(
-        rates=jnp.tile(jnp.asarray(learning_rates, jnp.float32), len(batch_factors)),
-        factors=jnp.repeat(jnp.asarray(batch_factors, jnp.int32), len(learning_rates)),
-    )
+    grid = _grid(learning_rates, batch_factors)
     trainer = Trainer(
         optimizer=optimizer,
         weight_decay=weight_decay,
@@ -153,19 +150,24 @@ class Grid(NamedTuple):
     factors: jax.Array
 
 
-class Trainer(NamedTuple):
-    """Training settings shared by the classifiers of a grid; hashable, so static under jit.
+def _grid(rates: Sequence[float], factors: Sequence[int]) -> Grid:
+    """Every learning rate with the first factor, then with the second, ..."""
+    return Grid(
+        rates=jnp.tile(jnp.asarray(rates, jnp.float32), len(factors)),
+        factors=jnp.repeat(jnp.asarray(factors, jnp.int32), len(rates)),
+    )
 
-    steps: minibatches per epoch. accumulate: whether a batch factor differs from 1.
-    """
+
+class Trainer(NamedTuple):
+    """Training settings shared by the classifiers of a grid; hashable, so static under jit."""
 
     optimizer: str
     weight_decay: float
-    accumulate: bool
+    accumulate: bool  # whether a batch factor differs from 1
     schedule: str
     clip: float
     epochs: int
-    steps: int
+    steps: int  # minibatches per epoch
 
     def transformation(
         self, step: Any, rate: jax.Array, factor: jax.Array

@@ -108,14 +108,11 @@ def measure(
 
 
 class Decoder(NamedTuple):
-    """A trained decoder.
-
-    losses: [epochs], mean training loss per epoch. apply(params, latents) -> outputs [B, n, c].
-    """
+    """A trained decoder."""
 
     params: Any
-    losses: np.ndarray
-    apply: Callable
+    losses: np.ndarray  # [epochs], mean training loss per epoch
+    apply: Callable  # (params, latents) -> outputs [B, n, c]
 
 
 def fit_decoder(
@@ -176,6 +173,5 @@ def fit_decoder(
         name="decode",
     )
     apply = jax.jit(lambda params, latents: model.apply(params, latents, codes))
-    params = jax.tree.map(jnp.asarray, fitted.params)
     losses = fitted.losses.reshape(epochs, -1).mean(axis=1)
-    return Decoder(params, losses.astype(np.float64), apply)
+    return Decoder(jax.tree.map(jnp.asarray, fitted.params), losses.astype(np.float64), apply)

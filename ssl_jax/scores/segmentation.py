@@ -97,12 +97,12 @@ def segment(
     Raises:
       ValueError: every training patch is ignored, all have one class, or shapes do not fit.
     """
-    labels_of_image = labels_of(train_masks, train, num_classes=num_classes)
-    labels = np.concatenate([labels.ravel() for labels in labels_of_image])
+    of_images = labels_of(train_masks, train, num_classes=num_classes)
+    labels = np.concatenate([of_image.ravel() for of_image in of_images])
     valid = labels != IGNORE
     if images is not None:
-        sizes = [labels.size for labels in labels_of_image]
-        valid &= np.isin(np.repeat(np.arange(len(sizes)), sizes), images)
+        number = np.repeat(np.arange(len(of_images)), [of_image.size for of_image in of_images])
+        valid &= np.isin(number, images)
     if not valid.any():
         raise ValueError("every training patch is ignored")
     if images is None and len(np.unique(labels[valid])) == 1:
@@ -118,10 +118,8 @@ def segment(
         rows=None if valid.all() else np.flatnonzero(valid),
         **chunks,
     )
-    ends = np.cumsum([labels.size for labels in truth])
-    predicted = [
-        classes[end - labels.size : end].reshape(labels.shape) for labels, end in zip(truth, ends)
-    ]
+    parts = np.split(classes, np.cumsum([labels.size for labels in truth])[:-1])
+    predicted = [part.reshape(labels.shape) for part, labels in zip(parts, truth)]
     counts = np.zeros((2, num_classes, num_classes), np.int64)
     for right, guess, mask in zip(truth, predicted, test_masks):
         enlarged = enlarge(guess[None], mask.shape)[0]

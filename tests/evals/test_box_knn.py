@@ -46,7 +46,7 @@ def test_the_class_of_the_largest_box_is_found(box_labels):
 
 def test_one_right_feature_is_enough(monkeypatch):
     predicted = {5: np.array([[0, 1, 1], [1, 1, 1], [2, 0, 2]])}
-    result = box_knn._Result(5, predicted, np.array([0, 0, 2]), None, None)
-    monkeypatch.setattr(box_knn, "_result", lambda *_: result)
+    labels = np.array([0, 0, 2])
+    monkeypatch.setattr(box_knn, "_result", lambda *_: (predicted, labels, None, None))
     scores = evals.TYPES["box_knn"].run(fakes.case("box_knn", None, None))
     assert scores["box_knn"] == pytest.approx(200 / 3)

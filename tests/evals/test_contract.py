@@ -240,7 +240,10 @@ def test_defaults_and_protocols_are_valid(type):
     for protocol in evals.TYPES[type].protocols.values():
         assert protocol.source
         if type == "yolos":  # nothing is left to the defaults
-            assert set(protocol.changes) == {*evals.TYPES[type].keys(), "data"}
+            assert set(protocol.changes) == {
+                *config_lib.keys_of(evals.TYPES[type].settings),
+                "data",
+            }
 
 
 _IMAGENET = {"data.name": "imagenet2012", "data.test_split": "validation", "data.size": 256}

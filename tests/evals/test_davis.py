@@ -80,7 +80,7 @@ def test_scores_of_features_that_match_and_of_noise():
         evals.TYPES["davis"].run(_case(Videos(5, broken=[2])))
     # objects of all videos count alike, however long
     videos = case.extracted[case.key_of("davis")].values()
-    parts = [video.measure(v.truth, v.predicted)[0].j for v in videos]
+    parts = [video.measure(*masks)[0].j for _, *masks in videos]
     assert scores["davis_j"] == pytest.approx(100 * np.mean(parts))
 
 
@@ -93,9 +93,9 @@ def test_frames_are_resized_for_the_network_and_masks_come_back_at_their_own_siz
 
     case = _case(source, seen, short_side=32, multiple=8)
     evals.TYPES["davis"].run(case)
-    (followed,) = case.extracted[case.key_of("davis")].values()
+    ((_, truth, predicted),) = case.extracted[case.key_of("davis")].values()
     assert shapes == [(2, 32, 40, 3)] * 2
-    assert followed.predicted.shape == followed.truth.shape == (4, 64, 88)
-    np.testing.assert_array_equal(followed.predicted[0], followed.truth[0])
+    assert predicted.shape == truth.shape == (4, 64, 88)
+    np.testing.assert_array_equal(predicted[0], truth[0])
     # at the right place of the larger frame, though it was narrower by a tenth for the network
-    assert video.region_similarity(followed.truth[1], followed.predicted[1]) > 0.5
+    assert video.region_similarity(truth[1], predicted[1]) > 0.5

@@ -8,9 +8,8 @@ import pytest
 from ssl_jax import config as config_lib
 from ssl_jax import evals, settings
 from ssl_jax.config import InputError, field
-from ssl_jax.evals import table
 from ssl_jax.features import pixels
-from ssl_jax.report import evaluation
+from ssl_jax.report import evaluation, table
 from ssl_jax.report.evaluation import Evaluation
 from tests.evals import fakes
 
@@ -100,9 +99,7 @@ def test_keys_follow_the_evaluations_of_a_config_which_is_stored_with_them(confi
 def test_a_type_from_outside_is_configured_run_and_shown(config, types):
     evals.register(
         "mean",
-        lambda case, settings: {
-            "mean": settings.scale * float(case.both_features()[1].image.mean())
-        },
+        lambda case, settings: {"mean": settings.scale * float(case.features("test").image.mean())},
         dataclasses.make_dataclass(
             "Scale", [("scale", float, field(2.0, "factor", above=0))], frozen=True
         ),
@@ -151,7 +148,7 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
     monkeypatch.setattr(evaluation.state, "initial_weights", lambda *of: np.float32(1))
     evals.register(
         "scale",
-        lambda case, _: {"scale": float(np.abs(case.both_features()[1].image).mean())},
+        lambda case, _: {"scale": float(np.abs(case.features("test").image).mean())},
         baselines=("untrained network",),
     )
     evals.add(config, "scale", **IMAGES)
@@ -175,7 +172,7 @@ def test_the_table_marks_the_best_and_leaves_out_empty_columns():
         "raw pixels": {"knn": 100.0},
         "trained": {"knn": 61.0, "linear": 70.0},
     }
-    lines = evals.comparison_table(scores, HEADINGS).splitlines()
+    lines = table.comparison_table(scores, HEADINGS).splitlines()
     assert lines[0].split() == ["features", "k-NN", "linear"]
     assert lines[3].split() == ["raw", "pixels", "100.0*", "-"]
     assert lines[4].split() == ["trained", "61.0", "70.0*"]

@@ -6,10 +6,11 @@ from PIL import Image
 
 from ssl_jax import evals, settings
 from ssl_jax.evals import pictures
-from ssl_jax.evals.pictures import Panel, Picture, attention, neighbours, pca, segmentation
+from ssl_jax.evals.pictures import neighbours, segmentation
 from ssl_jax.features import windows
 from ssl_jax.methods.base import Features
-from ssl_jax.methods.pictures import base
+from ssl_jax.methods.pictures import attention, base, pca
+from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.report import evaluation as report_evaluation
 from ssl_jax.report.evaluation import Evaluation
 
@@ -52,8 +53,8 @@ def test_segmentations_show_the_classes():
     truth[:, :8] = 0
     truth[0, :2, :2] = 255
     patches, names = truth[:, ::4, ::4], ("zero", "one", "background")
-    how = dict(title="Classes", class_names=names)
-    picture = segmentation.picture(images, truth, patches, patches % 255, **how)
+    maps = {"truth": truth, "per patch": patches, "predicted": patches % 255}
+    picture = segmentation.picture(images, maps, title="Classes", names=names)
     for i, (image, *shown) in enumerate(picture.rows):
         np.testing.assert_array_equal(image.image, images[i])
         expected = (x[i].astype(int) for x in (truth, patches, patches % 255))

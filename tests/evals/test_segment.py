@@ -14,14 +14,11 @@ from ssl_jax import evals, trees
 from ssl_jax.config import InputError, settings_of
 from ssl_jax.evals import registry
 from ssl_jax.evals.segment import (
-    crops,
-    geometry,
     inference,
     network,
     optimizer,
     protocols,
     records,
-    selection,
     settings,
     training,
     windows,
@@ -30,7 +27,8 @@ from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.features.network import adopt
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
-from ssl_jax.runtime import sharding
+from ssl_jax.runtime import decay, sharding
+from ssl_jax.views import masked
 from tests.evals import fakes
 
 _PATCH = 4
@@ -81,17 +79,17 @@ def _case(encoder, train_set=None, test_set=None, **changes):
     return evals.Case(encoder, config, train, test, patch=_PATCH, shared=False)
 
 
-@pytest.mark.parametrize("kind", crops.KINDS)
+@pytest.mark.parametrize("kind", masked.KINDS)
 def test_image_and_mask_stay_in_step(kind):
     mask = np.arange(12, dtype=np.uint8).reshape(3, 4).repeat(20, 0).repeat(20, 1)
     image = np.stack([20 * mask] * 3, axis=-1)
-    settings = crops.Settings(augment=kind, side=48, ratio=(0.4, 1.6), photometric=False)
+    settings = masked.Settings(augment=kind, side=48, ratio=(0.4, 1.6), photometric=False)
     padded = flipped = 0
     for seed in range(30):
-        cut, labels = crops.draw(np.random.default_rng(seed), image, mask, settings)
+        cut, labels = masked.draw(np.random.default_rng(seed), image, mask, settings)
         assert cut.shape == (48, 48, 3) and labels.shape == (48, 48) and cut.dtype == np.uint8
         outside = labels == 255
-        assert (cut[outside] == geometry.PADDING).all()
+        assert (cut[outside] == masked.PADDING).all()
         near = np.abs(cut[~outside][:, 0].astype(int) - 20 * labels[~outside]) < 15
         assert near.mean() > 0.8  # but for pixels between two labels
         inside = labels[: (~outside).sum(axis=0).max(), : (~outside).sum(axis=1).max()]
@@ -106,9 +104,9 @@ def test_no_class_fills_a_crop():
     image = np.zeros((100, 100, 3), np.uint8)
 
     def shares(limit):
-        settings = crops.Settings(side=40, ratio=(1, 1), largest_class=limit)
+        settings = masked.Settings(side=40, ratio=(1, 1), largest_class=limit)
         for seed in range(40):
-            labels = crops.draw(np.random.default_rng(seed), image, mask, settings)[1]
+            labels = masked.draw(np.random.default_rng(seed), image, mask, settings)[1]
             yield np.bincount(labels.ravel()).max() / labels.size
 
     assert np.mean(np.fromiter(shares(1.0), float) > 0.75) > 0.6
@@ -134,24 +132,24 @@ class Draws:
 def test_distortion_by_hand():
     """Coins: brightness; contrast before the colours; (contrast); saturation; hue; (contrast)."""
     image = np.array([[[100, 50, 200], [250, 4, 90]]], np.uint8)
-    np.testing.assert_array_equal(crops.distort(Draws([0, 0, 0, 0, 0]), image), image)
-    bright = crops.distort(Draws([1, 0, 0, 0, 0], 10.0), image)
+    np.testing.assert_array_equal(masked.distort(Draws([0, 0, 0, 0, 0]), image), image)
+    bright = masked.distort(Draws([1, 0, 0, 0, 0], 10.0), image)
     np.testing.assert_array_equal(bright, [[[110, 60, 210], [255, 14, 100]]])
     for coins in ([0, 1, 1, 0, 0], [0, 0, 0, 0, 1]):
-        np.testing.assert_array_equal(crops.distort(Draws(coins, 0.5), image), image // 2)
-    gray = crops.distort(Draws([0, 0, 1, 0, 0], 0.5), image)
+        np.testing.assert_array_equal(masked.distort(Draws(coins, 0.5), image), image // 2)
+    gray = masked.distort(Draws([0, 0, 1, 0, 0], 0.5), image)
     assert (np.ptp(gray, axis=-1) < np.ptp(image, axis=-1)).all()
-    turned = crops.distort(Draws([0, 0, 0, 1, 0], -17), image)
-    back = crops.distort(Draws([0, 0, 0, 1, 0], 17), turned)
+    turned = masked.distort(Draws([0, 0, 0, 1, 0], -17), image)
+    back = masked.distort(Draws([0, 0, 0, 1, 0], 17), turned)
     assert np.abs(turned.astype(int) - image).max() > 20
     assert np.abs(back.astype(int) - image).max() < 8
 
 
 def test_sizes_are_those_of_mmcv():
-    assert geometry.fitted(375, 500, 512, 2048) == (512, 683)
-    assert geometry.fitted(300, 1500, 512, 2048) == (410, 2048)  # the longer side counts
-    assert geometry.fitted(300, 1500, 512, 2048, 0.5) == (205, 1024)
-    assert geometry.fitted(7, 9, 0, 0) == (7, 9)
+    assert masked.fitted(375, 500, 512, 2048) == (512, 683)
+    assert masked.fitted(300, 1500, 512, 2048) == (410, 2048)  # the longer side counts
+    assert masked.fitted(300, 1500, 512, 2048, 0.5) == (205, 1024)
+    assert masked.fitted(7, 9, 0, 0) == (7, 9)
 
 
 def test_batches_depend_on_seed_step_row_and_record_alone():
@@ -208,14 +206,14 @@ _PARAMS = {
 
 
 def test_layers_learn_more_slowly_towards_the_image_and_what_decays():
-    found = trees.flatten(optimizer.factors(_PARAMS, 2, 0.5))
+    found = trees.flatten(decay.layer_factors(_PARAMS, 2, 0.5))
     assert found["head/classify/kernel"] == found["backbone/norm/scale"] == 1
     assert found["backbone/blocks/attn/kernel"].tolist() == [[[0.25]], [[0.5]]]
     assert found["backbone/blocks/attn/bias"].tolist() == [[0.25], [0.5]]
     assert found["backbone/cls"] == found["backbone/position"] == 0.125
     kept = dict(matrices={"cls", "position", "scale", "bias"}, not_norms={"position", "scale"})
     for rule, names in (kept | dict(all=set())).items():
-        decayed = trees.flatten(optimizer.decayed(_PARAMS, rule))
+        decayed = trees.flatten(decay.decayed(_PARAMS, rule))
         assert {path.split("/")[-1] for path, decays in decayed.items() if not decays} == names
 
 
@@ -243,7 +241,7 @@ def test_images_are_cut_for_each_kind_of_test():
     cuts, shown, truth = cut("slide")
     assert cuts.size == (20, 33) and truth is mask and shown is image
     assert cuts.corners == [(0, 0), (0, 10), (0, 17), (4, 0), (4, 10), (4, 17)]
-    np.testing.assert_array_equal(cuts.pixels[4], geometry.resize(image, (20, 33))[4:20, 10:26])
+    np.testing.assert_array_equal(cuts.pixels[4], masked.resize(image, (20, 33))[4:20, 10:26])
     cuts, _, truth = cut("whole")
     assert cuts.size == (20, 36) and cuts.pixels.shape == (1, 20, 36, 3) and truth is mask
     assert cut("whole", head="fpn")[0].size == (24, 40)
@@ -276,7 +274,7 @@ def test_raw_pixels_learn(encoder):
 def test_batches_are_tried_up_to_the_size_of_the_set():
     """Each takes the same epochs; with one image held out of 20, 18 are left to learn from."""
     case = _case(evals.raw_pixels(_PATCH), batch=4, batch_factors=(1, 2, 4, 64), epochs=6.0)
-    tried = selection._sized(_settings(case), 18)
+    tried = settings.sizes(_settings(case), 18)
     assert [(how.batch, how.steps) for how in tried] == [(4, 27), (8, 14), (16, 7)]
     scores = evals.run({"segment": case})
     assert scores["segment_batch"] in (4, 8, 16)

@@ -16,7 +16,7 @@ _ROWS = (6 * np.eye(3, 8)[_LABELS] + 0.3 * _RNG.normal(size=(60, 8))).astype(np.
 
 
 def _case(**changes):
-    test = extract.Extracted(_ROWS, None, _LABELS, None, np.arange(60), 3, ())
+    test = extract.Extracted(_ROWS, None, _LABELS, None, np.arange(60), ())
     return fakes.case("tsne", test, test, **{"perplexity": 8} | changes)
 
 

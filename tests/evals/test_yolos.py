@@ -14,12 +14,13 @@ from ssl_jax import evals, trees
 from ssl_jax.config import InputError, settings_of
 from ssl_jax.evals import case
 from ssl_jax.evals.yolos import detector as detectors
-from ssl_jax.evals.yolos import prediction, training, views
+from ssl_jax.evals.yolos import prediction, training
 from ssl_jax.evals.yolos.settings import Settings
 from ssl_jax.losses import detection as losses
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.scores import detection
 from ssl_jax.train import state
+from ssl_jax.views import boxed
 from tests import tiny
 from tests.evals import fakes
 
@@ -65,7 +66,7 @@ def made(encoder, train=8, test=4, broken=(), **changes):
 def test_matching_is_the_cheapest_one():
     rng = np.random.default_rng(0)
     b, q, t, c = 6, 9, 5, 4
-    batch = views.Batch(
+    batch = boxed.Batch(
         image=None,
         boxes=rng.uniform(0.1, 0.5, (b, t, 4)).astype(np.float32),
         labels=rng.integers(0, c - 1, (b, t)),
@@ -142,7 +143,7 @@ def test_a_run_is_scored_and_drawn(encoder):
 def test_predictions_come_back_to_the_pixels_of_the_image(encoder, monkeypatch):
     """A detector that knows the answer, on a canvas with a margin and at another size."""
     source = Squares(3)
-    shown = [views.plain(source[i], 48, 1000) for i in range(3)]
+    shown = [boxed.plain(source[i], 48, 1000) for i in range(3)]
 
     def apply(params, images):
         assert images.shape[1:3] == (64, 64)

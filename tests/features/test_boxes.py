@@ -20,15 +20,15 @@ def test_boxes_follow_the_image():
     beyond = boxes.follow([[0, 0, 300, 600], [0, 0, 40, 40]], (300, 600))
     np.testing.assert_allclose(beyond[0], [0, 0, 224, 224], rtol=1e-5)
     # FLSL's script: a whole image ends just before the crop does, so its middle is in patch 6.
-    for box in (beyond[0], boxes.follow_script([[0, 0, 300, 600]], (300, 600))[0]):
+    for box in (beyond[0], boxes.follow([[0, 0, 300, 600]], (300, 600), "script")[0]):
         found = boxes.patches_at(boxes.centres(box), 16, (14, 14))
         assert found.tolist() == [30, 34, 39, 86, 90, 95, 156, 160, 165]
     assert beyond[1, 2] * beyond[1, 3] == 0  # cut away with the left part
     assert boxes.follow([], (300, 600)).shape == (0, 4)
     # The script squeezes boxes.
     expected = [60 * scale - 16, 200 * 256 / 600 - 16, 90 * scale, 120 * 256 / 600]
-    np.testing.assert_allclose(boxes.follow_script([inside], (300, 600))[0], expected)
-    found = [f([[10, 20, 100, 50]], (256, 256)) for f in (boxes.follow_script, boxes.follow)]
+    np.testing.assert_allclose(boxes.follow([inside], (300, 600), "script")[0], expected)
+    found = [boxes.follow([[10, 20, 100, 50]], (256, 256), how) for how in ("script", "exact")]
     np.testing.assert_allclose(*found)
 
 

@@ -61,7 +61,7 @@ def test_views_come_in_order_without_records_that_cannot_be_read():
     assert [batch.skipped for batch in batches] == [[5], [], [1]]
     seen = [[view.what for view in batch.views] for batch in batches]
     assert seen == [[(0, 7, 0), (0, 7, 1)], [(3, 4, 0), (3, 4, 1)], [(5, 1, 0), (5, 1, 1)]]
-    assert feed.readable(source, [0, 1, 5], 1)["image"].max() == 1  # the next after the end
+    assert feed.readable(source, [0, 1, 5], 1)[1]["image"].max() == 1  # the next after the end
     with pytest.raises(InputError, match="7 images"):
         feed.readable(source, [1, 5], 0)
 

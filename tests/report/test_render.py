@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax.evals.pictures import Animation, Chart, Curve, Panel, Picture, Scatter, confusion
+from ssl_jax.evals.pictures import confusion
+from ssl_jax.methods.pictures.base import Animation, Chart, Curve, Panel, Picture, Scatter
 from ssl_jax.report import render, style
 
 GRAY = np.full((16, 24, 3), 0.5)
@@ -137,7 +138,7 @@ def test_values_are_the_shares_that_are_right_unless_others_are_given(drawn):
         assert [text.get_text() for text in axis.get_ticklabels()] == ["ant", "bee", "cat"]
     np.testing.assert_allclose(arrays(matrix)[0], [[75, 25, 0], [0, 0, 0], [25, 0, 75]])
     assert bars.get_ylim() == matrix.get_ylim() == (2.5, -0.5)  # row by row, the first on top
-    others = confusion.picture(COUNTS, np.array([0.5, np.nan, 1.0]), measure="IoU")
+    others = confusion.picture(COUNTS, np.array([0.5, np.nan, 1.0]))
     np.testing.assert_allclose(others.values, [0.5, np.nan, 1.0])
     assert others.names == ("0", "1", "2") and others.measure == "IoU"
 

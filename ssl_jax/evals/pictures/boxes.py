@@ -42,7 +42,7 @@ def picture(
     return Picture(
         title=f"True boxes, and predicted ones with a score of at least {least_score:g}",
         rows=rows,
-        legend=tuple((_hex(_color(c)), class_name(class_names, c)) for c in classes),
+        legend=tuple((_color(c), class_name(class_names, c)) for c in classes),
         legend_title="class",
     )
 
@@ -62,11 +62,7 @@ def _drawn(image: Any, boxes: Boxes) -> np.ndarray:
     return np.asarray(large, np.float32) / 255
 
 
-def _color(label: int) -> tuple[int, int, int]:
+def _color(label: int) -> str:
     """A bright colour; hues of consecutive labels differ by the golden angle."""
-    red, green, blue = colorsys.hsv_to_rgb((0.14 + label * 0.618034) % 1, 0.9, 1.0)
-    return round(255 * red), round(255 * green), round(255 * blue)
-
-
-def _hex(color: tuple[int, int, int]) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*color)
+    color = colorsys.hsv_to_rgb((0.14 + label * 0.618034) % 1, 0.9, 1.0)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in color)

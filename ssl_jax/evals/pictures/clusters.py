@@ -17,17 +17,14 @@ def picture(images: np.ndarray, labels: np.ndarray, clusters: np.ndarray, kind: 
 
     def row(i):
         truth = np.where(labels[i] == IGNORE, -1, labels[i])
+        # Numbers 0, 1, ... need few colours; no label stays below 0.
+        numbered = np.unique(truth, return_inverse=True)[1] - (truth < 0).any()
         text = f"clusters: purity {100 * result.purity[i]:.0f} %, ARI {100 * result.ari[i]:.0f} %"
         return (
             Panel(images[i], title="image"),
-            Panel(images[i], labels=_numbered(truth), title="true regions"),
+            Panel(images[i], labels=numbered, title="true regions"),
             Panel(images[i], labels=clusters[i], title=text),
         )
 
     title = f"Clusters of patches ({kind}) and the true regions"
     return Picture(title, tuple(map(row, range(count))))
-
-
-def _numbered(labels):
-    """Renumbers labels as 0, 1, ... in their order, to use few colours; those below 0 become -1."""
-    return np.unique(labels, return_inverse=True)[1] - (labels < 0).any()

@@ -10,23 +10,20 @@ from ssl_jax.scores import metrics
 
 def picture(
     counts: np.ndarray,
-    values: np.ndarray | None = None,
+    iou: np.ndarray | None = None,
     *,
     names: Sequence[str] | None = None,
     title: str = "Correct share of each class, and the classes predicted for it",
-    measure: str = "right",
 ) -> Classes:
-    """A bar for each class and, in the same row, its examples by predicted class.
+    """A bar for each class, its IoU or accuracy, and in the same row its examples by predicted
+    class.
 
     Args:
-      counts: [c, c] examples by true (row) and predicted class. values: [c] in 0..1, lengths of the
-        bars, NaN for a class without examples; None = the accuracy of each class.
-      names: of the classes. measure: name of the values.
+      counts: [c, c] examples by true (row) and predicted class. iou: [c] in 0..1; None = show the
+        accuracies. names: of the classes.
     """
-    total = counts.sum(axis=1)
-    shares = counts / np.maximum(total, 1)[:, None]
-    if values is None:
-        values = np.where(total > 0, np.diagonal(shares), np.nan)
+    shares = counts / np.maximum(counts.sum(axis=1), 1)[:, None]
+    values, measure = (metrics.class_accuracy(counts), "right") if iou is None else (iou, "IoU")
     all_names = tuple(class_name(names, i) for i in range(len(counts)))
     return Classes(title, values, shares, all_names, measure)
 

@@ -1,13 +1,11 @@
 """Images next to their true and predicted classes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ssl_jax.evals.pictures import confusion
 from ssl_jax.losses.segmentation import IGNORE
-from ssl_jax.methods.pictures.base import Classes, Panel, Picture, class_name
-from ssl_jax.scores.segmentation import Retrieval
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 
 _FRAME = "#bbbbbb"
 _LEGEND = 24  # with more classes, the legend has only those that appear
@@ -15,80 +13,41 @@ _LEGEND = 24  # with more classes, the legend has only those that appear
 
 def picture(
     images: Sequence[np.ndarray] | np.ndarray,
-    masks: Sequence[np.ndarray] | np.ndarray,
-    truth: Sequence[np.ndarray] | np.ndarray,
-    predicted: Sequence[np.ndarray] | np.ndarray,
+    maps: Mapping[str, Sequence[np.ndarray] | np.ndarray],
     *,
     title: str,
-    class_names: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    count: int = 0,
 ) -> Picture:
-    """One row per image: the image, its mask, the true class of each patch, the predicted class.
+    """One row per image: the image and its maps of classes.
 
     Args:
-      images: n images [H, W, 3] in [0, 1]. masks: n or more of [H, W] int, 255 = ignore. truth: n
-        or more of [h, w] int, 255 = ignore. predicted: n or more of [h, w] int. Sizes may differ.
-      class_names: names of all classes; None = show numbers. "background" is drawn in light gray.
+      images: n images [H, W, 3] in [0, 1], of any size.
+      maps: {title: n or more maps [h, w] int, 255 = ignore}; the last map holds predictions, which
+        are compared with the one before.
+      names: of all classes; None = show numbers. "background" is drawn in light gray.
+      count: number of classes; 0 = as named, or as in the maps.
     """
-    masks, truth, predicted = (
-        [part[i] for i in range(len(images))] for part in (masks, truth, predicted)
-    )
-    sides = [image.shape[:2] for image in images]
-    if (shapes := [mask.shape for mask in masks]) != sides:
-        raise ValueError(f"images of {sides} and masks of {shapes} do not fit")
+    rows = [{name: of_all[i] for name, of_all in maps.items()} for i in range(len(images))]
 
-    def classes(labels, title):
-        labels = np.where(labels == IGNORE, -1, labels.astype(np.int64))
-        return Panel(labels=labels, title=title, frame=_FRAME)
+    def panels(image, row):
+        *_, truth, predicted = row.values()
+        valid = truth != IGNORE
+        right = 100 * (truth == predicted)[valid].mean() if valid.any() else float("nan")
+        titles = (*list(row)[:-1], f"{list(row)[-1]}, {right:.0f} % right")
+        shown = (np.where(x == IGNORE, -1, x.astype(np.int64)) for x in row.values())
+        regions = (Panel(labels=x, title=text, frame=_FRAME) for x, text in zip(shown, titles))
+        return Panel(image, title="image", frame=_FRAME), *regions
 
-    def row(i):
-        valid = truth[i] != IGNORE
-        right = 100 * (truth[i] == predicted[i])[valid].mean() if valid.any() else float("nan")
-        return (
-            Panel(images[i], title="image", frame=_FRAME),
-            classes(masks[i], "truth"),
-            classes(truth[i], "truth per patch"),
-            classes(predicted[i], f"retrieved, {right:.0f} % right"),
-        )
-
-    used = {int(c) for part in (*masks, *predicted) for c in np.unique(part)}
-    names = list(class_names or ())
-    count = max([len(names), *(1 + int(c) for c in used - {IGNORE})])
+    used = {int(c) for row in rows for labels in row.values() for c in np.unique(labels)}
+    names = list(names or ())
+    count = count or max([len(names), *(1 + c for c in used - {IGNORE})])
     entries = [c for c in range(count) if count <= _LEGEND or c in used]
-    legend = [(c, class_name(class_names, c)) for c in entries]
+    unlabelled = [(-1, "not labelled")] if IGNORE in used else []
     return Picture(
         title,
-        tuple(map(row, range(len(images)))),
+        tuple(map(panels, images, rows)),
         background=names.index("background") if "background" in names else None,
-        legend=(*legend, *([(-1, "not labelled")] if IGNORE in used else [])),
+        legend=(*((c, class_name(names, c)) for c in entries), *unlabelled),
         legend_title="class",
     )
-
-
-def of_retrieval(
-    images: Sequence[np.ndarray],
-    masks: Sequence[np.ndarray] | np.ndarray,
-    result: Retrieval,
-    *,
-    k: int,
-    scored: bool,
-    class_names: Sequence[str] | None,
-) -> dict[str, Picture | Classes]:
-    """{"segmentation": `picture` of the classes retrieved from k neighbours; "dense_classes": IoU
-    of each class and the confusion matrix of patches, if `scored`}.
-
-    scored: whether the result covers all test images."""
-    title = f"Dense retrieval: the class of each patch from its {k} nearest training patches"
-    drawn: dict[str, Picture | Classes] = {
-        "segmentation": picture(
-            images, masks, result.truth, result.predicted, title=title, class_names=class_names
-        )
-    }
-    if scored:
-        drawn["dense_classes"] = confusion.picture(
-            result.patch_counts,
-            result.patch_iou,
-            names=class_names,
-            title="IoU of each class, and the predicted classes of its patches",
-            measure="IoU",
-        )
-    return drawn

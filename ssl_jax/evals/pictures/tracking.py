@@ -22,38 +22,29 @@ def draw(videos: Iterable[Video]) -> dict[str, Picture | Animation]:
     drawn: dict[str, Picture | Animation] = {"tracking": picture(videos)}
     for name, images, _, predicted in videos:
         safe = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
-        drawn[f"tracking_{safe}"] = animation(name, images, predicted)
+        frames = (Panel(x, labels=_objects(m)) for x, m in zip(images, predicted, strict=True))
+        drawn[f"tracking_{safe}"] = Animation(name, tuple(frames))
     return drawn
 
 
 def picture(videos: Sequence[Video]) -> Picture:
     """Two rows of evenly spaced frames per video: tracked objects, and the truth."""
-    rows = []
-    for name, images, truth, predicted in videos:
+
+    def row(name, images, masks, what):
         chosen = np.unique(np.linspace(0, len(images) - 1, _COLUMNS).round().astype(int))
-        for masks, what in ((predicted, "followed"), (truth, "truth")):
-            rows.append(
-                tuple(
-                    Panel(
-                        images[t],
-                        labels=_objects(masks[t]),
-                        title=f"{name}: given" if t == 0 else f"{what}, frame {t}",
-                        frame=_FRAME,
-                    )
-                    for t in chosen
-                )
-            )
-    return Picture(
-        "Objects of the first frame, followed by the similarity of patch features", tuple(rows)
-    )
+        titles = [f"{name}: given" if t == 0 else f"{what}, frame {t}" for t in chosen]
+        return tuple(
+            Panel(images[t], labels=_objects(masks[t]), title=title, frame=_FRAME)
+            for t, title in zip(chosen, titles)
+        )
 
-
-def animation(name: str, images: Sequence[np.ndarray], predicted: np.ndarray) -> Animation:
-    """One video with the tracked objects."""
-    frames = tuple(
-        Panel(image, labels=_objects(mask)) for image, mask in zip(images, predicted, strict=True)
+    rows = tuple(
+        row(name, images, masks, what)
+        for name, images, truth, predicted in videos
+        for masks, what in ((predicted, "followed"), (truth, "truth"))
     )
-    return Animation(name, frames)
+    title = "Objects of the first frame, followed by the similarity of patch features"
+    return Picture(title, rows)
 
 
 def _objects(mask):

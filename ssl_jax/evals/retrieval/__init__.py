@@ -54,8 +54,6 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     """Mean average precision in percent: `retrieval`, of the benchmark's level Medium or of a
     labelled set; `retrieval_hard`, `retrieval_easy`, `retrieval_medium`, of the benchmark's levels.
     For each also the mean precision among the first k: `retrieval_p5`, `retrieval_hard_p5`, ...
-
-    Raises InputError for a set without labels, or a ground truth that does not fit it.
     """
     searched = _gallery(case, settings)
     result: dict[str, float] = {}

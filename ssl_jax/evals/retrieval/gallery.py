@@ -46,15 +46,14 @@ def benchmark(case: Case, settings: Settings) -> Gallery:
     )
     boxes = truth.boxes if settings.crop_queries else None
 
-    def vectors(records, boxes=None):
-        rows = distributed.share(np.arange(len(records)), case.shared)
-        source = derived.Needed(case.test, "cannot read an image of the benchmark")
+    source = derived.Needed(case.test, "cannot read an image of the benchmark")
 
+    def vectors(records, boxes=None):
         def show(row, record):
-            box = None if boxes is None else boxes[rows[row]]
+            box = None if boxes is None else boxes[row]
             return View((), shown(record["image"], settings, box))
 
-        return _encoded(case, settings, source, records[rows], show)[0]
+        return _encoded(case, settings, source, records, show)[0]
 
     targets = ranking.levels(truth.easy, truth.hard, truth.junk)
     features = vectors(queries, boxes), vectors(images)
@@ -64,14 +63,13 @@ def benchmark(case: Case, settings: Settings) -> Gallery:
 def labelled(case: Case, settings: Settings) -> Gallery:
     """Encodes the readable test images, each of which is a query for all others. Raises InputError
     if an image has no label, or no two images share one."""
-    chosen = distributed.share(case.records("test")[1], case.shared)
+    chosen = case.records("test").indices
 
     def show(row, record):
         number, label = int(chosen[row]), record.get("label")
         if label is None:
             raise InputError(
-                f"{case.test.name(number)} has no label; retrieval needs a labelled set, or"
-                " `ground_truth` of the revisited Oxford or Paris benchmark"
+                f"{case.test.name(number)} has no label; retrieval needs labels or a `ground_truth`"
             )
         return View((number, int(label)), shown(record["image"], settings))
 
@@ -80,11 +78,10 @@ def labelled(case: Case, settings: Settings) -> Gallery:
     check_classes("retrieval", case.test, [labels], "labels")
     if len(labels) == len(np.unique(labels)):
         raise InputError(
-            f"no two of the {len(labels)} test images share a label, so nothing can be retrieved;"
-            " use more of them (test_examples) or another set"
+            f"no two of the {len(labels)} test images share a label; use more of them"
+            " (test_examples) or another set"
         )
-    names = case.test.class_names
-    titles = [class_name(names, label) for label in labels]
+    titles = [class_name(case.test.class_names, label) for label in labels]
     targets = {"": ranking.same_label(labels)}
     return Gallery(vectors, vectors, targets, records, records, titles, None)
 
@@ -105,13 +102,14 @@ def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
 def _encoded(
     case: Case, settings: Settings, source: Any, records: np.ndarray, show: Callable
 ) -> list[np.ndarray]:
-    """Encodes images and gathers all processes' results: [unit vectors [n, d], numbers that `show`
-    put into its views]."""
+    """Encodes images, divided among the processes: [unit vectors [n, d], numbers that `show`, a
+    function (row, record) -> View, put into its views]."""
+    rows = distributed.share(np.arange(len(records)), case.shared)
     about, sums = scales.encoded(
         case.network,
         source,
-        records,
-        show,
+        records[rows],
+        lambda row, record: show(int(rows[row]), record),
         scales=settings.scales,
         patch=case.patch,
         kind=settings.tokens,

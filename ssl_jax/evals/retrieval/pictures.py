@@ -35,12 +35,12 @@ def retrieved(case: Case, settings: Settings, searched: Gallery) -> Picture:
         right.append(np.isin(order, targets[i].relevant))
         titles.append([f"{searched.queries[i] @ searched.gallery[row]:.2f}" for row in order])
     marks = np.array([row[: min(map(len, titles))] for row in right])
-    return neighbours.judged_rows(
+    return neighbours.rows(
         queries,
         rows,
-        marks,
+        titles,
+        right=marks,
         query_titles=[f"query: {names[i]}" for i in chosen],
-        titles=titles,
         title=f"Nearest images, with cosine similarity: {100 * marks.mean():.0f} % of those shown"
         " are relevant",
         meaning=("relevant", "not relevant"),

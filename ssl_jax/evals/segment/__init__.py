@@ -10,18 +10,42 @@ the papers' tables. The defaults train the linear head for a few hundred steps, 
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.pictures import confusion, segmentation
 from ssl_jax.evals.registry import register_module
-from ssl_jax.evals.segment import inference, pictures, selection
+from ssl_jax.evals.segment import inference, selection
 from ssl_jax.evals.segment.protocols import PROTOCOLS
 from ssl_jax.evals.segment.selection import outcome
-from ssl_jax.evals.segment.settings import Settings, check
+from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
 from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.runtime import sharding
 from ssl_jax.scores import metrics
 
 __all__ = ["PROTOCOLS", "Settings", "check", "figures", "outcome", "score"]
+_SHOWN = 6  # test images of the picture
+
+
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
+    """Raises InputError for keys that contradict each other."""
+    c = settings
+    if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
+        raise InputError(
+            f"{name}.layers is {tuple(c.layers)}; the head {c.head} reads four layers (or one, four"
+            " times)"
+        )
+    if c.level == "patch" and c.test == "slide":
+        raise InputError(
+            f'{name}.level="patch" scores the grid of one whole image; use test="center" or'
+            ' test="whole"'
+        )
+    if c.stride and c.test == "slide" and c.side and c.stride > c.side:
+        raise InputError(
+            f"{name}.stride is {c.stride}, larger than side {c.side}; pixels between windows would"
+            " have no prediction"
+        )
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
@@ -29,8 +53,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     `segment_accuracy`, aAcc. Also its learning rate `segment_lr`; with several batch sizes, its own
     `segment_batch`; with several heads, its mIoU `segment_held_out` on held-out images.
 
-    Returns {} for raw pixels if the network is to be fine-tuned. Raises InputError for a set
-    without masks, and for settings that do not fit the network.
+    Returns {} for raw pixels if the network is to be fine-tuned.
     """
     if not _applies(case, settings):
         return {}
@@ -55,20 +78,37 @@ def _applies(case: Case, settings: Settings) -> bool:
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
-    """Pictures of the selected head's segmentation, see `pictures.make`."""
+    """{"segment": some test images, segmented by the selected head; "segment_classes": IoU of each
+    class and the confusion matrix of all test images}."""
     if not _applies(case, settings):
         return {}
     best, settings = outcome(case, settings), selection.with_side(case, settings)
     _, test, _ = selection.parts(case, settings)
-    shown = test.part(np.arange(min(pictures.SHOWN, len(test))))
+    shown = test.part(np.arange(min(_SHOWN, len(test))))
     mesh = sharding.make_mesh(devices=jax.local_devices())
     scored = inference.score(
         best.network, [best.trained], shown, settings, patch=case.patch, mesh=mesh
     )
+    images, truth, predicted = zip(*((x.image, x.truth, x.predicted[0]) for x in scored))
     names = case.test.mask_names
     if names and settings.ignored >= 0:
         names = [name for i, name in enumerate(names) if i != settings.ignored]
-    return pictures.make(list(scored), best.counts, settings, names)
+    iou, what = metrics.class_iou(best.counts, settings.absent), settings.head.replace("_", " ")
+    return {
+        "segment": segmentation.picture(
+            images,
+            {"truth": truth, "predicted": predicted},
+            title=f"Segmentation with a {what} head",
+            names=names,
+            count=len(best.counts),
+        ),
+        "segment_classes": confusion.picture(
+            best.counts,
+            iou,
+            names=names,
+            title="IoU of each class, and its pixels by predicted class",
+        ),
+    }
 
 
 register_module(

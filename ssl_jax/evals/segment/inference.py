@@ -48,7 +48,8 @@ def score(
     logits_of = _logits(network, mesh)
 
     def cut(position, record):
-        yield position, *windows.cut(*records.pair(position, record), settings, patch)
+        pair = records.pair(records.indices[position], record)
+        yield position, *windows.cut(*pair, settings, patch)
 
     for batch in feed(records.source, records.indices, cut, settings.batch):
         items = batch.views

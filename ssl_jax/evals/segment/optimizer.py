@@ -6,15 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from ssl_jax import trees
 from ssl_jax.config import field
-from ssl_jax.runtime.decay import TOKENS, is_matrix, layer_factor
+from ssl_jax.runtime.decay import RULES, decayed, layer_factors
 from ssl_jax.runtime.fit import Transformation
 
-DECAYS = ("matrices", "not_norms", "all")
 _WARMUP_START = 1e-6  # share of the learning rate at the start of the warm-up
 
 
@@ -41,7 +38,7 @@ class Settings:
         "matrices",
         'parameters with weight decay: "matrices" (no biases, norms, tokens, position embeddings),'
         ' all but norms and position embeddings ("not_norms"), or "all"',
-        choices=DECAYS,
+        choices=RULES,
     )
     power: float = field(
         1.0,
@@ -76,7 +73,7 @@ def make(settings: Settings, params: Any, depth: int) -> Transformation:
     chain = [decay, adam] if settings.optimizer == "adam" else [adam, decay]
     if settings.clip:
         chain.insert(0, optax.clip_by_global_norm(settings.clip))
-    scales = factors(params, depth, settings.layer_decay)
+    scales = layer_factors(params, depth, settings.layer_decay)
 
     def at(step, peak):
         lr = learning_rate(settings, step, peak)
@@ -97,31 +94,3 @@ def learning_rate(settings: Settings, step: jax.Array, peak: jax.Array) -> jax.A
         return rate
     missing = (1.0 - step / settings.warmup) * (1.0 - _WARMUP_START)
     return rate * jnp.where(step < settings.warmup, 1.0 - missing, 1.0)
-
-
-def factors(params: Any, depth: int, decay: float) -> Any:
-    """Learning rate factors of the parameters {"head": ..., "backbone": ...}, one per block if
-    blocks are stacked; 1 for the head and the backbone's final norm."""
-
-    def factor(path, leaf):
-        if not path.startswith("backbone/") or path.startswith("backbone/norm/"):
-            return 1.0
-        if path.startswith("backbone/blocks/"):
-            blocks = np.arange(depth, dtype=np.float32)
-            return trees.along(layer_factor(decay, depth, blocks), leaf)
-        return layer_factor(decay, depth, -1)
-
-    return trees.map_with_path(factor, params)
-
-
-def decayed(params: Any, rule: str) -> Any:
-    """Tree of bool: whether each parameter has weight decay, by a rule of DECAYS."""
-
-    def of(path, leaf):
-        *parents, name = path.split("/")
-        if rule == "matrices":
-            return is_matrix(path, leaf, TOKENS)
-        norm = any("norm" in part for part in (*parents, name))
-        return rule == "all" or not (norm or name == "position")
-
-    return trees.map_with_path(of, params)

@@ -1,5 +1,6 @@
 """Images and masks of a source's records, and training batches of their crops."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,101 +8,70 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
-from ssl_jax.evals.segment import crops, geometry
 from ssl_jax.evals.segment.settings import Settings
-from ssl_jax.features.feed import ahead, feed
+from ssl_jax.evals.segment.windows import centre
+from ssl_jax.features.feed import ahead, feed, readable
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.views import masked
 
 _AHEAD = 3  # batches that threads prepare ahead
-_READ_AHEAD = 8  # records in a batch of `masks`
 _ORDER, _CROP = 1, 2  # part of the seeds, so that the random streams differ
 
 
+@dataclasses.dataclass(frozen=True)
 class Records:
-    """A sequence of (image uint8 [H, W, 3], mask uint8 [H, W]) of some records of a source.
+    """Images uint8 [H, W, 3] and masks uint8 [H, W] of some records of a source.
 
     crop: side of the square centre crop of both, in pixels; 0 = none.
-    ignored: class whose pixels count as unlabelled, so that higher classes are lowered by one; -1 =
-      none.
+    ignored: class whose pixels count as unlabelled; higher classes are lowered by one; -1 = none.
     classes: number of classes without the ignored one; 0 = unknown, labels are not checked.
-
-    An item raises InputError if the record has no mask, or a label that is not a class.
     """
 
-    def __init__(
-        self,
-        source: Any,
-        indices: np.ndarray,
-        *,
-        crop: int = 0,
-        ignored: int = -1,
-        classes: int = 0,
-    ):
-        self.source, self.indices = source, np.asarray(indices, np.int64)
-        self._crop, self._ignored, self._classes = crop, ignored, classes
+    source: Any
+    indices: np.ndarray
+    crop: int = 0
+    ignored: int = -1
+    classes: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """(image, mask). Raises data.decode.Unreadable for a broken record."""
-        return self.pair(position, self.source[int(self.indices[position])])
-
-    def pair(self, position: int, record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """(image, mask) of the record read at that position."""
-        index = int(self.indices[position])
-        mask = record.get("mask")
+    def pair(self, index: int, record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """(image, mask) of record `index` of the source. Raises InputError if it has no mask, or a
+        label that is not a class."""
+        name, mask = self.source.name(int(index)), record.get("mask")
         if mask is None:
-            raise InputError(
-                f"{self.source.name(index)} has no mask; segmentation needs one for each image"
-            )
+            raise InputError(f"{name} has no mask; segmentation needs one for each image")
         image, mask = _bytes(np.asarray(record["image"])), np.asarray(mask, np.uint8)
         if image.shape[:2] != mask.shape:
             raise InputError(
-                f"{self.source.name(index)}: the image has {pixels(image.shape)} pixels, its mask"
+                f"{name}: the image has {pixels(image.shape)} pixels, its mask"
                 f" {pixels(mask.shape)}; they must be equal"
             )
-        if self._crop:
-            image, mask = (geometry.centre(array, self._crop) for array in (image, mask))
-        mask = without_class(mask, self._ignored)
-        if self._classes:
-            wrong = (mask >= self._classes) & (mask != IGNORE)
-            if wrong.any():
-                raise InputError(
-                    f"{self.source.name(index)}: label {mask[wrong][0]} of its mask is neither"
-                    f" below {self._classes}, the number of classes, nor {IGNORE} (ignore)"
-                )
+        if self.crop:
+            image, mask = (centre(array, self.crop) for array in (image, mask))
+        mask = without_class(mask, self.ignored)
+        wrong = (mask >= self.classes) & (mask != IGNORE)
+        if self.classes and wrong.any():
+            raise InputError(
+                f"{name}: label {mask[wrong][0]} of its mask is neither below {self.classes}, the"
+                f" number of classes, nor {IGNORE} (ignore)"
+            )
         return image, mask
-
-    def readable(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """The record, or the next one that can be read. Raises InputError if none can."""
-        for step in range(len(self)):
-            try:
-                return self[(position + step) % len(self)]
-            except Unreadable:
-                continue
-        raise InputError(f"no readable image in {self.source}")
 
     def masks(self) -> Iterator[np.ndarray]:
         """Masks of all readable records, read by several threads."""
 
-        def mask_of(position, record):
-            yield self.pair(position, record)[1]
+        def mask_of(row, record):
+            yield self.pair(self.indices[row], record)[1]
 
-        for batch in feed(self.source, self.indices, mask_of, _READ_AHEAD):
+        for batch in feed(self.source, self.indices, mask_of, size=8):
             yield from batch.views
 
     def part(self, positions: np.ndarray) -> "Records":
         """The records at `positions`."""
-        return Records(
-            self.source,
-            self.indices[positions],
-            crop=self._crop,
-            ignored=self._ignored,
-            classes=self._classes,
-        )
+        return dataclasses.replace(self, indices=self.indices[positions])
 
 
 def without_class(mask: np.ndarray, ignored: int) -> np.ndarray:
@@ -134,7 +104,8 @@ def batches(
         epoch, i = divmod(step * settings.batch + row, len(records))
         position = order(epoch)[i]
         rng = np.random.default_rng([seed, _CROP, step, row, int(records.indices[position])])
-        return crops.draw(rng, *records.readable(position), settings)
+        read = readable(records.source, records.indices, position)
+        return masked.draw(rng, *records.pair(*read), settings)
 
     places = ([(step, row) for row in rows] for step in range(settings.steps))
     for drawn in ahead(one, places, _AHEAD):

@@ -11,7 +11,8 @@ from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.segment import inference, network, records, training
-from ssl_jax.evals.segment.settings import Settings
+from ssl_jax.evals.segment.settings import Settings, sizes
+from ssl_jax.features import windows
 from ssl_jax.runtime import distributed, sharding
 from ssl_jax.runtime.fit import Fitted
 from ssl_jax.scores import classification, metrics
@@ -20,18 +21,14 @@ _LARGEST = 224  # default side of crops, that of most networks' training
 
 
 class Outcome(NamedTuple):
-    """The selected head with its learning rate and batch size.
-
-    counts: confusion matrix [c, c] on the test images. selection: mIoU (0..1) of each head in the
-    selection; None if there was only one head.
-    """
+    """The selected head with its learning rate and batch size."""
 
     trained: Fitted
     network: network.Network
     learning_rate: float
     batch: int
-    counts: np.ndarray
-    selection: list[float] | None
+    counts: np.ndarray  # confusion matrix [c, c] on the test images
+    selection: list[float] | None  # mIoU (0..1) of each head in the selection; None = only one
 
 
 def outcome(case: Case, settings: Settings) -> Outcome:
@@ -60,12 +57,14 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     lrs = tuple(settings.lrs)
     groups = [lrs] if settings.frozen else [(lr,) for lr in lrs]
     best, selection = None, list[float]()
-    for sized, group in itertools.product(_sized(settings, len(learn)), groups):
+    for sized, group in itertools.product(sizes(settings, len(learn)), groups):
         trained = fit(sized, group)
         _warn_of_divergence(trained, group)
         judged = counted(trained, choose or test) if several else [None] * len(group)
         for fitted, lr, counts in zip(trained, group, judged):
-            value = _mean_iou(counts, settings.absent) if several else 0.0
+            value = 0.0  # also where no pixel counts
+            if several and counts.sum():
+                value = metrics.mean_iou(metrics.class_iou(counts, settings.absent))
             if best is None or value > max(selection):
                 best = fitted, lr, sized.batch, counts
             selection.append(value)
@@ -78,19 +77,6 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     return Outcome(fitted, net, lr, batch, counts, selection if several else None)
 
 
-def _sized(settings: Settings, records: int) -> list[Settings]:
-    """The settings of each batch size, with `steps` computed from `epochs`. Batch sizes are limited
-    to the number of records, but not below `settings.batch`."""
-
-    def sized(factor):
-        batch = settings.batch * min(factor, max(1, records // settings.batch))
-        epochs, steps = settings.epochs, settings.steps
-        steps = max(1, round(epochs * records / batch)) if epochs else steps
-        return dataclasses.replace(settings, batch=batch, steps=steps)
-
-    return list(dict.fromkeys(map(sized, settings.batch_factors)))
-
-
 def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
     for fitted, lr in zip(trained, lrs):
         if not np.isfinite(fitted.losses[-1]) and distributed.is_first():
@@ -101,24 +87,14 @@ def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
             )
 
 
-def _mean_iou(counts: np.ndarray, absent: str) -> float:
-    """Mean IoU in 0..1; 0 if no pixel counts."""
-    return metrics.mean_iou(metrics.class_iou(counts, absent)) if counts.sum() else 0.0
-
-
 def with_side(case: Case, settings: Settings) -> Settings:
     """The settings with `side`, which is derived from the images if it is 0. Raises InputError for
     a side that is not a multiple of the patch."""
     if settings.side:
         check_multiple("side", settings.side, case.patch, "patch of the network")
         return settings
-    largest = case.config.crop or min(case.train.size or (_LARGEST,))
-    side = min(largest, _LARGEST) // case.patch * case.patch
-    if not side:
-        raise InputError(
-            f"images of {largest} pixels are smaller than one patch of {case.patch}; use a larger"
-            " data.size"
-        )
+    largest = min(case.config.crop or min(case.train.size or (_LARGEST,)), _LARGEST)
+    side, _ = windows.floored((largest, largest), case.patch)
     return dataclasses.replace(settings, side=side)
 
 
@@ -138,11 +114,9 @@ def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Reco
 
 def _split(train: records.Records, share: float, seed: int):
     """(training records, records for the selection or None)."""
-    if not share or len(train) < 2:
-        return train, None
     order = np.random.default_rng([seed, 0]).permutation(len(train))
     learn, choose = classification.split(order, share)
-    return train.part(np.sort(learn)), train.part(np.sort(choose))
+    return train.part(np.sort(learn)), train.part(np.sort(choose)) if len(choose) else None
 
 
 def _rows(case: Case, batch: int) -> range:
@@ -151,5 +125,5 @@ def _rows(case: Case, batch: int) -> range:
     if batch % processes:
         raise InputError(f"batch is {batch}; it must be a multiple of the {processes} processes")
     count = batch // processes
-    first = count * (jax.process_index() if processes > 1 else 0)
+    first = count * (jax.process_index() % processes)
     return range(first, first + count)

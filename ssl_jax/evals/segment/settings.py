@@ -2,21 +2,18 @@
 
 import dataclasses
 
-from ml_collections import ConfigDict
-
-from ssl_jax.config import InputError, field
-from ssl_jax.evals.segment import crops, optimizer
+from ssl_jax.config import field
+from ssl_jax.evals.classes import absent_field
+from ssl_jax.evals.segment import optimizer
 from ssl_jax.losses.segmentation import AVERAGES
-from ssl_jax.scores.metrics import ABSENT
+from ssl_jax.views import masked
 
 HEADS = ("linear", "mask_transformer", "fpn", "upernet")
 PYRAMIDS = ("fpn", "upernet")  # heads that read four maps
-TESTS = ("whole", "slide", "center")
-NORMED = ("all", "last", "none")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(crops.Settings, optimizer.Settings):
+class Settings(masked.Settings, optimizer.Settings):
     head: str = field("linear", "head that is trained on the patch tokens", choices=HEADS)
     layers: tuple[int, ...] = field(
         (-1,),
@@ -29,7 +26,7 @@ class Settings(crops.Settings, optimizer.Settings):
         "all",
         'blocks of `layers` that are read after the final norm: "all" (iBOT), only the network\'s'
         ' "last" block (code of CrIBo), or "none" (code of FLSL)',
-        choices=NORMED,
+        choices=("all", "last", "none"),
     )
     pyramid: bool = field(
         True,
@@ -72,7 +69,7 @@ class Settings(crops.Settings, optimizer.Settings):
         "whole",
         'part of a test image that is predicted: "whole" image, a sliding window of `side` pixels'
         ' ("slide"), or the central square of `side` pixels ("center")',
-        choices=TESTS,
+        choices=("whole", "slide", "center"),
     )
     stride: int = field(
         0, "stride of sliding windows; 0 = side * 2/3", "pixels", least=0, most=16384
@@ -107,29 +104,17 @@ class Settings(crops.Settings, optimizer.Settings):
         most=255,
     )
     ignored: int = field(-1, "class that counts as unlabelled; -1 = none", least=-1, most=254)
-    absent: str = field(
-        "zero",
-        'how a class that is predicted but absent from the truth counts: "zero", with IoU 0'
-        ' (mmsegmentation), or "skip", left out of the mean',
-        choices=ABSENT,
-    )
+    absent: str = absent_field()
 
 
-def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Raises InputError for keys that contradict each other."""
-    c = settings
-    if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
-        raise InputError(
-            f"{name}.layers is {tuple(c.layers)}; the head {c.head} reads four layers (or one, four"
-            " times)"
-        )
-    if c.level == "patch" and c.test == "slide":
-        raise InputError(
-            f'{name}.level="patch" scores the grid of one whole image; use test="center" or'
-            ' test="whole"'
-        )
-    if c.stride and c.test == "slide" and c.side and c.stride > c.side:
-        raise InputError(
-            f"{name}.stride is {c.stride}, larger than side {c.side}; pixels between windows would"
-            " have no prediction"
-        )
+def sizes(settings: Settings, records: int) -> list[Settings]:
+    """The settings of each batch size, with `steps` computed from `epochs`. Batch sizes are limited
+    to the number of records, but not below `settings.batch`."""
+
+    def sized(factor):
+        batch = settings.batch * min(factor, max(1, records // settings.batch))
+        epochs, steps = settings.epochs, settings.steps
+        steps = max(1, round(epochs * records / batch)) if epochs else steps
+        return dataclasses.replace(settings, batch=batch, steps=steps)
+
+    return list(dict.fromkeys(map(sized, settings.batch_factors)))

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssl_jax.evals.segment import geometry
 from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
+from ssl_jax.features import windows
 from ssl_jax.scores.windows import starts
+from ssl_jax.views import masked
 
 
 class Windows(NamedTuple):
@@ -27,17 +28,20 @@ def cut(
     A whole image is resized to the next multiple of the patch, or of two patches if a pyramid
     halves the grid (mmsegmentation's AlignResize to 32 pixels).
     """
-    side = settings.side
+    side, (height, width) = settings.side, mask.shape
     if settings.test == "center":
-        image, mask = _central(image, mask, settings.short, side)
+        # The shorter side becomes `short`, by antialiased bicubic interpolation.
+        height, width = (max(side, n) for n in masked.fitted(height, width, settings.short, 0))
+        image, mask = masked.resample(image, mask, (height, width))
+        image, mask = centre(image, side), centre(mask, side)
         return Windows(image[None], [(0, 0)], (side, side)), image, mask
-    size = geometry.fitted(mask.shape[0], mask.shape[1], settings.short, settings.long)
+    size = masked.fitted(height, width, settings.short, settings.long)
     if settings.test == "whole":
         unit = 2 * patch if settings.head in PYRAMIDS else patch
         size = -(-size[0] // unit) * unit, -(-size[1] // unit) * unit
-        return Windows(geometry.resize(image, size)[None], [(0, 0)], size), image, mask
-    pixels = geometry.resize(image, size)
-    padded, _ = geometry.pad(pixels, np.zeros(size, np.uint8), (side, side))
+        return Windows(masked.resize(image, size)[None], [(0, 0)], size), image, mask
+    pixels = masked.resize(image, size)
+    padded, _ = masked.pad(pixels, np.zeros(size, np.uint8), (side, side))
     stride = settings.stride or max(1, side * 2 // 3)
     rows, columns = (starts(length, side, stride) for length in size)
     corners = list(itertools.product(rows, columns))
@@ -45,10 +49,6 @@ def cut(
     return Windows(cuts, corners, size), image, mask
 
 
-def _central(image, mask, short, side):
-    """Resizes the shorter side to `short` (antialiased bicubic) and crops the central square."""
-    height, width = mask.shape
-    height, width = geometry.fitted(height, width, short, 0)
-    height, width = max(side, height), max(side, width)
-    image, mask = geometry.resample(image, mask, (height, width))
-    return geometry.centre(image, side), geometry.centre(mask, side)
+def centre(array: np.ndarray, side: int) -> np.ndarray:
+    """The central square of [H, W, ...]. Raises InputError if the array is smaller."""
+    return windows.cut(array, windows.window(array.shape, side, 1))

@@ -27,8 +27,6 @@ _SHOWN, _LEAST_SCORE = 8, 0.5  # of the picture: images, least score of drawn pr
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Average precision on the test images in percent: `yolos`; `yolos_ap50`, `yolos_ap75`; and
     `yolos_small`, `yolos_medium`, `yolos_large` if there are boxes of that size.
-
-    Raises InputError for a network without weights, data without boxes, or a crop.
     """
     train_records, test_records = case.boxed("train"), case.boxed("test")
     classes, others = (source.num_box_classes or 1 for source in (case.train, case.test))

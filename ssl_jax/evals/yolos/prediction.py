@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from ssl_jax.evals.case import Records
-from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector
 from ssl_jax.evals.yolos.settings import Settings
 from ssl_jax.features.feed import feed
 from ssl_jax.losses import detection as losses
 from ssl_jax.scores.detection import Boxes
+from ssl_jax.views import boxed
 
 
 def predict(
@@ -30,7 +30,7 @@ def predict(
         return losses.corners(boxes), scores.max(axis=-1), scores.argmax(axis=-1)
 
     def cut(row, record):
-        view = views.plain(record, settings.test_size, settings.longest)
+        view = boxed.plain(record, settings.test_size, settings.longest)
         yield int(records.indices[row]), record, view
 
     predicted, true, numbers = [], [], []
@@ -40,7 +40,7 @@ def predict(
             continue
         padded = [view for _, _, view in batch.views]
         padded += padded[-1:] * (size - len(padded))  # so that batches have one size
-        images = views.batch(
+        images = boxed.batch(
             padded, most=settings.queries, multiple=multiple, fill=detector.fill
         ).image
         outputs = map(np.asarray, apply(detector.params, images))

@@ -4,10 +4,11 @@ import dataclasses
 
 from ssl_jax.config import field
 from ssl_jax.evals.registry import Protocol
+from ssl_jax.views import boxed
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(boxed.Settings):
     queries: int = field(
         100, "number of detection tokens, the most objects per image", "tokens", above=0
     )
@@ -27,25 +28,7 @@ class Settings:
     l1_weight: float = field(5.0, "weight of the L1 distance in matching and loss", least=0)
     giou_weight: float = field(2.0, "weight of the generalised IoU in matching and loss", least=0)
     no_object_weight: float = field(0.1, "weight of tokens without an object in the loss", least=0)
-    sizes: tuple[int, ...] = field(
-        (256, 288, 320),
-        "lengths of the shorter side, of which one is drawn for each training image",
-        "pixels",
-        above=0,
-    )
-    longest: int = field(512, "largest length of the longer side of an image", "pixels", above=0)
     test_size: int = field(320, "length of the shorter side of test images", "pixels", above=0)
-    flip: float = field(0.5, "share of training images that are mirrored", least=0, most=1)
-    crop_prob: float = field(0.5, "share of training images that are cropped", least=0, most=1)
-    crop_from: tuple[int, ...] = field(
-        (256, 320, 384),
-        "lengths of the shorter side before the crop, of which one is drawn",
-        "pixels",
-        above=0,
-    )
-    crop_sides: tuple[int, ...] = field(
-        (192, 320), "(least, largest) side of the crop", "pixels", above=0, length=2, ordered=True
-    )
     canvas: int = field(
         64,
         "divisor of the sides of a batch's canvas, besides the patch; larger = fewer shapes to"

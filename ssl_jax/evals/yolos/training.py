@@ -11,7 +11,6 @@ import optax
 
 from ssl_jax import trees
 from ssl_jax.evals.case import Records
-from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector, make
 from ssl_jax.evals.yolos.settings import Settings
 from ssl_jax.features.feed import ahead, readable
@@ -19,6 +18,7 @@ from ssl_jax.losses import detection as losses
 from ssl_jax.ops import numerics
 from ssl_jax.runtime import fit, sharding
 from ssl_jax.runtime.decay import TOKENS, is_matrix
+from ssl_jax.views import boxed
 
 _LEAST_LR = 1e-7  # at the end of the cosine
 _AHEAD = 2  # batches that threads prepare ahead
@@ -67,7 +67,7 @@ def loss_of(apply: Callable, settings: Settings) -> fit.Loss:
     return loss
 
 
-def match(logits: jax.Array, boxes: jax.Array, batch: views.Batch, weights: dict) -> Any:
+def match(logits: jax.Array, boxes: jax.Array, batch: boxed.Batch, weights: dict) -> Any:
     """The query [B, t] assigned to each of t objects at the least total cost, t <= queries."""
     costs = losses.matching_costs(
         logits, boxes, batch.labels, batch.boxes, batch.present, **weights
@@ -104,7 +104,7 @@ def train(encoder: Any, records: Records, classes: int, settings: Settings, seed
 
 def _batches(
     records: Records, size: int, settings: Settings, detector: Detector, seed: int
-) -> Iterator[views.Batch]:
+) -> Iterator[boxed.Batch]:
     """The batches of all epochs, shuffled in each epoch, whose last partial batch is dropped.
     Threads prepare them ahead."""
 
@@ -113,7 +113,7 @@ def _batches(
     def view(item):
         epoch, record = item
         rng = np.random.default_rng((seed, epoch, int(record)))
-        return views.drawn(readable(source, all_records, record), rng, settings)
+        return boxed.drawn(readable(source, all_records, record)[1], rng, settings)
 
     def rows():
         for epoch in range(settings.epochs):
@@ -123,4 +123,4 @@ def _batches(
 
     multiple = math.lcm(settings.canvas, detector.patch)
     for drawn in ahead(view, rows(), _AHEAD):
-        yield views.batch(drawn, most=settings.queries, multiple=multiple, fill=detector.fill)
+        yield boxed.batch(drawn, most=settings.queries, multiple=multiple, fill=detector.fill)

@@ -1,20 +1,23 @@
-"""Random crops of an image with its mask, on the host: mmsegmentation's training pipeline, and
-crops of random area and aspect ratio.
+"""Crops of an image with its mask, on the host: mmsegmentation's training pipeline, crops of random
+area and aspect ratio, and the resizing and padding of whole images.
 
 Images are uint8 [H, W, 3], masks uint8 [H, W] with 255 = ignore.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from ssl_jax.config import field
-from ssl_jax.evals.segment import geometry
 from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.views import boxes
 
 KINDS = ("scale_crop", "resized_crop")
+# ImageNet's mean colour, 0 after normalisation; mmsegmentation pads with it.
+PADDING = (124, 116, 104)
 _ATTEMPTS = 10  # to find a crop of which no class exceeds largest_class
 
 
@@ -94,7 +97,7 @@ def draw(
         image, mask = image[:, ::-1], mask[:, ::-1]
     if settings.photometric:
         image = distort(rng, np.ascontiguousarray(image))
-    return geometry.pad(image, mask, (settings.side, settings.side))
+    return pad(image, mask, (settings.side, settings.side))
 
 
 def _scaled(rng, image, mask, settings):
@@ -102,8 +105,8 @@ def _scaled(rng, image, mask, settings):
     low, high = settings.ratio
     factor = low + (high - low) * rng.random()
     height, width = mask.shape
-    size = geometry.fitted(height, width, settings.short, settings.long, factor)
-    image, mask = geometry.resize(image, size), geometry.resize_mask(mask, size)
+    size = fitted(height, width, settings.short, settings.long, factor)
+    image, mask = resize(image, size), resize(mask, size)
     side = settings.crop_side or settings.side
     box = _box(rng, mask.shape, side)
     for _ in range(_ATTEMPTS if settings.largest_class < 1 else 0):
@@ -122,7 +125,7 @@ def _box(rng, size, side):
 def _resized(rng, image, mask, settings):
     """torchvision's RandomResizedCrop with antialiased bicubic pixels and nearest labels."""
     y, x, height, width = boxes.random_resized_crop(rng, *mask.shape, scale=settings.scale)
-    return geometry.resample(image, mask, (settings.side,) * 2, (x, y, x + width, y + height))
+    return resample(image, mask, (settings.side,) * 2, (x, y, x + width, y + height))
 
 
 def distort(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
@@ -153,3 +156,51 @@ def distort(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
             hsv[..., 0] = (hsv[..., 0].astype(np.int16) + int(rng.integers(-18, 18))) % 180
         image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
     return image if early else contrast(image)
+
+
+def fitted(height: int, width: int, short: int, long: int, factor: float = 1.0) -> tuple[int, int]:
+    """(height, width) of an image resized to a shorter side of `factor * short` pixels, or less if
+    its longer side would exceed `factor * long`, with mmcv's rounding. short=0: the image's own;
+    long=0: no limit."""
+    ratio = short / min(height, width) if short else 1.0
+    if long:
+        ratio = min(ratio, long / max(height, width))
+    ratio *= factor
+    return max(1, int(height * ratio + 0.5)), max(1, int(width * ratio + 0.5))
+
+
+def resize(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Resizes to (height, width), an image bilinearly without antialiasing, a mask by nearest
+    neighbour, as mmsegmentation (OpenCV)."""
+    if image.shape[:2] == tuple(size):
+        return image
+    how = cv2.INTER_LINEAR if image.ndim == 3 else cv2.INTER_NEAREST
+    return cv2.resize(image, (size[1], size[0]), interpolation=how)
+
+
+def resample(
+    image: np.ndarray,
+    mask: np.ndarray,
+    size: tuple[int, int],
+    box: tuple[float, float, float, float] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Resizes a box (left, top, right, bottom) or the whole to (height, width), the image by
+    antialiased bicubic interpolation, the mask by nearest neighbour (Pillow)."""
+    kinds = Image.Resampling.BICUBIC, Image.Resampling.NEAREST
+    image, mask = (
+        np.asarray(Image.fromarray(array).resize(size[::-1], kind, box=box))
+        for array, kind in zip((image, mask), kinds)
+    )
+    return image, mask
+
+
+def pad(image: np.ndarray, mask: np.ndarray, size: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Pads to at least (height, width) at the right and bottom, with the mean colour and 255."""
+    below, right = (max(0, new - old) for new, old in zip(size, mask.shape))
+    if not below and not right:
+        return image, mask
+    height, width = mask.shape
+    padded = np.empty((height + below, width + right, 3), np.uint8)
+    padded[:] = PADDING
+    padded[:height, :width] = image
+    return padded, np.pad(mask, ((0, below), (0, right)), constant_values=IGNORE)

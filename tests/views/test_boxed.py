@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssl_jax.evals.yolos import views
+from ssl_jax.views import boxed
 
 CONFIG = SimpleNamespace(
     flip=0.5, crop_prob=0.7, crop_from=(80, 100), crop_sides=(50, 90), sizes=(64, 96), longest=140
@@ -50,7 +50,7 @@ def check(view):
 def test_boxes_follow_their_pixels_through_every_change():
     """Changes follow from the generator."""
     one, two = (
-        [views.drawn(record(i), np.random.default_rng((0, i)), CONFIG) for i in range(40)]
+        [boxed.drawn(record(i), np.random.default_rng((0, i)), CONFIG) for i in range(40)]
         for _ in range(2)
     )
     assert all(np.array_equal(a.image, b.image) for a, b in zip(one, two))
@@ -64,13 +64,13 @@ def test_boxes_follow_their_pixels_through_every_change():
 
 
 def test_a_plain_view_keeps_shape_and_boxes():
-    view = views.plain(record(), 45, 1000)
+    view = boxed.plain(record(), 45, 1000)
     assert view.image.shape == (45, 60, 3) and view.image.max() <= 1
     np.testing.assert_allclose(view.boxes, record()["boxes"] / 2)
     assert list(view.labels) == [0, 1, 2]
     check(view)
     made = {name: value for name, value in record().items() if name != "box_labels"}
-    assert list(views.plain(made, 90, 1000).labels) == [0, 0, 0]  # of one class
+    assert list(boxed.plain(made, 90, 1000).labels) == [0, 0, 0]  # of one class
 
 
 @pytest.mark.parametrize(
@@ -82,22 +82,22 @@ def test_a_plain_view_keeps_shape_and_boxes():
     ],
 )
 def test_sizes(size, short, longest, wanted):
-    assert views.fitted(*size, short, longest) == wanted
+    assert boxed.fitted(*size, short, longest) == wanted
 
 
 def test_boxes_outside_of_a_crop_are_gone_and_others_are_cut():
     image = np.zeros((100, 100, 3), np.uint8)
     boxes = np.array([(0, 0, 20, 20), (40, 40, 40, 40), (60, 10, 10, 30)], np.float32)
     made = {"image": image, "boxes": boxes, "box_labels": np.array([5, 6, 7])}
-    view = views.cut(made, (50, 20, 40, 50), (80, 100))
+    view = boxed.cut(made, (50, 20, 40, 50), (80, 100))
     assert list(view.labels) == [6, 7]
     np.testing.assert_allclose(view.boxes, [(0, 40, 60, 60), (20, 0, 20, 40)])
 
 
 def test_a_batch_shares_a_canvas():
-    made = [views.plain(record(i), short, 1000) for i, short in enumerate((45, 60))]
+    made = [boxed.plain(record(i), short, 1000) for i, short in enumerate((45, 60))]
     made.append(made[0]._replace(boxes=np.zeros((0, 4)), labels=np.zeros(0, int)))
-    batch = views.batch(made, most=2, multiple=32, fill=(0.1, 0.2, 0.3))
+    batch = boxed.batch(made, most=2, multiple=32, fill=(0.1, 0.2, 0.3))
     assert batch.image.shape == (3, 64, 96, 3)
     np.testing.assert_array_equal(batch.image[0, :45, :60], made[0].image)
     np.testing.assert_allclose(batch.image[0, 45:], np.broadcast_to((0.1, 0.2, 0.3), (19, 96, 3)))

@@ -1,14 +1,39 @@
 """Inputs of a detector: images and boxes, flipped, cropped, resized and put on a canvas."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from ssl_jax.evals.yolos.settings import Settings
+from ssl_jax.config import field
 
 _LEAST = 1e-3  # pixels; boxes of less height or width are left out
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The keys of training views, see `drawn`."""
+
+    sizes: tuple[int, ...] = field(
+        (256, 288, 320),
+        "lengths of the shorter side, of which one is drawn for each training image",
+        "pixels",
+        above=0,
+    )
+    longest: int = field(512, "largest length of the longer side of an image", "pixels", above=0)
+    flip: float = field(0.5, "share of training images that are mirrored", least=0, most=1)
+    crop_prob: float = field(0.5, "share of training images that are cropped", least=0, most=1)
+    crop_from: tuple[int, ...] = field(
+        (256, 320, 384),
+        "lengths of the shorter side before the crop, of which one is drawn",
+        "pixels",
+        above=0,
+    )
+    crop_sides: tuple[int, ...] = field(
+        (192, 320), "(least, largest) side of the crop", "pixels", above=0, length=2, ordered=True
+    )
 
 
 class View(NamedTuple):
@@ -46,12 +71,7 @@ def plain(record: dict[str, Any], short: int, longest: int) -> View:
 
 
 def drawn(record: dict[str, Any], rng: np.random.Generator, settings: Settings) -> View:
-    """A record flipped, cropped and resized as in DETR, for training.
-
-    The image is flipped with probability `flip`. With probability `crop_prob` its shorter side is
-    resized to one of `crop_from`, and it is cropped to sides in the range `crop_sides`. Then its
-    shorter side is resized to one of `sizes`.
-    """
+    """A record flipped, cropped and resized as in DETR, for training."""
     height, width = record["image"].shape[:2]
     window = (0.0, 0.0, float(height), float(width))
     if rng.random() < settings.crop_prob:

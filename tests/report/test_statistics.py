@@ -10,7 +10,7 @@ from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.features.statistics import statistics
+from ssl_jax.report.statistics import statistics
 
 
 class Sized:
