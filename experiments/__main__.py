@@ -2,7 +2,16 @@
 
 from experiments import runs
 
-NAMES = ("compare", "claims", "reconstruct", "evaluate", "quickstart", "zoo", "pictures")
+NAMES = (
+    "compare",
+    "claims",
+    "reconstruct",
+    "evaluate",
+    "quickstart",
+    "protocols",
+    "zoo",
+    "pictures",
+)
 
 if __name__ == "__main__":
     runs.dispatch("experiments", NAMES)
