@@ -8,6 +8,7 @@ Runs on record are not made again; without --data none is.
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -32,11 +33,12 @@ def main(argv=None) -> int:
     bases = args.bases.split(",") if args.bases else list(BASES)
     runs.refuse_unknown(parser, [], bases=(bases, BASES))
     records = store.Records(args.records)
-    for seed in args.seeds if args.data else ():
-        for base, keys in dict.fromkeys(pair for change in CHANGES for pair in pairs(change)):
+    wanted = dict.fromkeys(pair for change in CHANGES for pair in pairs(change))
+    for seed, base in itertools.product(args.seeds if args.data else (), bases):
+        for keys in (dict(keys) for of, keys in wanted if of == base):
             name = run_name(base, keys, seed)
-            if base in bases and name not in records and "patch" not in dict(keys):
-                records[name] = measured(base, dict(keys), seed, args)
+            if name not in records and "patch" not in keys:
+                records[name] = measured(base, keys, seed, args)
                 print(name, records[name]["score"], flush=True)
     text = tables.markdown(of_changes(records)) + "\n" + tables.markdown(of_bases(records))
     text += "\n" + tables.provenance(*(record["made"] for record in records.values())) + "\n"
@@ -52,8 +54,8 @@ def pairs(change: dict) -> list[tuple]:
     return [(change["base"], tuple(side.items())) for side in sides] if "base" in change else []
 
 
-def run_name(base: str, keys, seed: int) -> str:
-    return " ".join([base, *(f"{key}={value}" for key, value in keys), f"seed={seed}"])
+def run_name(base: str, keys: dict, seed: int) -> str:
+    return " ".join([base, *(f"{key}={value}" for key, value in keys.items()), f"seed={seed}"])
 
 
 def measured(base: str, keys: dict, seed: int, args) -> dict:
@@ -63,7 +65,7 @@ def measured(base: str, keys: dict, seed: int, args) -> dict:
     if "config" in spec:
         flags = changes | {"seed": seed, "init_from": network, "data.dir": args.data}
         words = tuple(f"--config.{key}={value}" for key, value in flags.items())
-        run = runs.Run(spec["config"], args.workdir / run_name(base, keys.items(), seed), words)
+        run = runs.Run(spec["config"], args.workdir / run_name(base, keys, seed), words)
         if not runs.train(run):
             raise SystemExit(f"{run.folder.name}: FAILED, see {run.folder}.log")
         scores = json.loads((run.folder / "results.json").read_text())["trained"]
@@ -71,11 +73,16 @@ def measured(base: str, keys: dict, seed: int, args) -> dict:
         row, encoder = evaluate.Row(spec["type"], spec["set"], changes), ssl_jax.load(network)
         evaluation = evaluate.opened(spec["type"], row, encoder, args, seed=seed)
         scores = evaluation(encoder.params, encoder.constants)
-    command = f"python -m experiments protocols --bases {base} --seeds {seed}"
-    record = {"score": scores[spec["type"]], "scores": scores, "network": network, "keys": keys}
-    return record | {
-        "seed": seed, "command": command, "seconds": time.monotonic() - began, "made": tables.made()
-    }  # fmt: skip
+    return {
+        "score": scores[spec["type"]],
+        "scores": scores,
+        "network": network,
+        "keys": keys,
+        "seed": seed,
+        "command": f"python -m experiments protocols --bases {base} --seeds {seed}",
+        "seconds": time.monotonic() - began,
+        "made": tables.made(),
+    }
 
 
 def of_changes(records) -> list[list]:
@@ -84,9 +91,9 @@ def of_changes(records) -> list[list]:
     for change in CHANGES:
         scores = []
         for base, keys in pairs(change):
-            start, end = run_name(base, keys, 0).removesuffix("0"), BASES[base]["score"]
+            start, end = run_name(base, dict(keys), 0).removesuffix("0"), BASES[base]["score"]
             mine = [one["score"] for name, one in records.items() if name.startswith(start)]
-            scores.append(f"{tables.spread(mine)} {end}")
+            scores.append(f"{tables.spread(mine)} {end}" if mine else "not run")
         told = [change[key] for key in ("protocol", "setting", "before", "now", "source")]
         rows.append([*told, *(scores or [change["note"], ""])])
     return rows

@@ -296,7 +296,7 @@ def test_runs_of_changed_protocols_are_evaluations_that_can_work():
 
 def test_changed_protocols_are_measured_once_and_shown_side_by_side(tmp_path, monkeypatch):
     change = dict(protocol="linear", setting="clip", before="none", now="5", source="code")
-    change |= dict(base="linear", old=dict(clip=0.0))
+    change |= dict(base="probe", old=dict(clip=0.0))
     monkeypatch.setattr(protocols, "CHANGES", [change, {**change, "old": {"patch": "a loss"}}])
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     asked = []
@@ -315,5 +315,5 @@ def test_changed_protocols_are_measured_once_and_shown_side_by_side(tmp_path, mo
     text = document.read_text()
     lines = [line for line in text.splitlines() if "| clip |" in line]
     assert lines[0].endswith("| 40.5 ± 0.7 % | 30.5 ± 0.7 % |")
-    assert lines[1].endswith("| - % | 30.5 ± 0.7 % |")
+    assert lines[1].endswith("| not run | 30.5 ± 0.7 % |")
     assert cells(text, "zoo/stellar_imagenette")[-1] == "2 to 3"
