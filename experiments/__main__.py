@@ -2,7 +2,17 @@
 
 from experiments import runs
 
-NAMES = ("adapt", "compare", "claims", "reconstruct", "evaluate", "quickstart", "zoo", "pictures")
+NAMES = (
+    "adapt",
+    "compare",
+    "claims",
+    "reconstruct",
+    "evaluate",
+    "quickstart",
+    "protocols",
+    "zoo",
+    "pictures",
+)
 
 if __name__ == "__main__":
     runs.dispatch("experiments", NAMES)

@@ -75,27 +75,7 @@ def evaluated(name: str, encoder, args) -> dict:
     """{row of a comparison: scores, "seconds": number} of one evaluation."""
     folder = args.workdir / name
     if not (folder / "seconds.json").is_file():  # the last file that is written
-        row = ROWS[name]
-        config = ConfigDict(settings.completed(encoder.config).to_dict())
-        place = args.davis if row.changes["data"]["kind"] == "davis" else args.data
-        if not place:
-            raise InputError(f"no folder given for {row.set}")
-        sections = ConfigDict | FrozenConfigDict  # one for each evaluation, none of them wanted
-        config.evals = ConfigDict(
-            {k: v for k, v in config.evals.items() if not isinstance(v, sections)}
-        )
-        config.evals[name] = evals.new(row.type, **row.changes)
-        section = config.evals[name]
-        if section.data.kind not in source.EMBEDDED:
-            section.data.dir = place
-        if args.examples:
-            section.train_examples = section.test_examples = args.examples
-        config.evals.tasks, config.evals.picture_size = (name,), 0  # pictures of what is scored
-        config.evals.cache = str(args.workdir / "features")  # several rows want the same
-        settings.check_evals(config)
-        evaluation = Evaluation(FrozenConfigDict(config))
-        evaluation.open()
-        evaluation.network = encoder
+        evaluation = opened(name, ROWS[name], encoder, args)
         folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         network = encoder.params, encoder.constants
@@ -103,6 +83,33 @@ def evaluated(name: str, encoder, args) -> dict:
         (folder / "seconds.json").write_text(json.dumps(time.monotonic() - began))
     seconds = json.loads((folder / "seconds.json").read_text())
     return json.loads((folder / "results.json").read_text()) | {"seconds": seconds}
+
+
+def opened(name: str, row: Row, encoder, args, **changes) -> Evaluation:
+    """A row's evaluation of a network, its images opened; changes: of the whole config. Raises
+    InputError if there is no folder for the set."""
+    config = ConfigDict(settings.completed(encoder.config).to_dict())
+    place = args.davis if row.changes["data"]["kind"] == "davis" else args.data
+    if not place:
+        raise InputError(f"no folder given for {row.set}")
+    sections = ConfigDict | FrozenConfigDict  # one for each evaluation, none of them wanted
+    config.evals = ConfigDict(
+        {k: v for k, v in config.evals.items() if not isinstance(v, sections)}
+    )
+    config.evals[name] = evals.new(row.type, **row.changes)
+    section = config.evals[name]
+    if section.data.kind not in source.EMBEDDED:
+        section.data.dir = place
+    if args.examples:
+        section.train_examples = section.test_examples = args.examples
+    config.evals.tasks, config.evals.picture_size = (name,), 0  # pictures of what is scored
+    config.evals.cache = str(args.workdir / "features")  # several rows want the same
+    config.update(changes)
+    settings.check_evals(config)
+    evaluation = Evaluation(FrozenConfigDict(config))
+    evaluation.open()
+    evaluation.network = encoder
+    return evaluation
 
 
 def among(table: str, older: str) -> str:

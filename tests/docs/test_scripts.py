@@ -16,6 +16,7 @@ from experiments import (
     evaluate,
     measures,
     pictures,
+    protocols,
     reconstruct,
     runs,
     store,
@@ -43,6 +44,7 @@ def untrained(monkeypatch):
         ("experiments.claims", "--claims=sop-ancors", "sop-ancors"),
         ("experiments.compare", "--methods=dyno", "dyno"),
         ("experiments.evaluate", "zoo/sop_quickstart --rows=knn_mnist", "knn_mnist"),
+        ("experiments.protocols", "--bases=stelar", "stelar"),
         ("experiments.reconstruct", "--tokens=0,1", "--tokens"),
         ("launch.speedrun", "cpu --sets=cifar100 --data=x", "cifar100"),
         ("launch.speedrun", "tpu", "tpu"),
@@ -93,6 +95,7 @@ def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
         "docs/results.md": ["quickstart", "evaluation", "nine methods"],
         "docs/claims.md": ["rule", "reconstruction", *papers],
         "docs/detection.md": ["detectors"],
+        "docs/evaluation.md": ["protocols"],
         "docs/export.md": ["programs"],
         "docs/clusters.md": ["plans", "bounds"],
         "zoo/README.md": ["networks"],
@@ -274,3 +277,43 @@ def test_evaluations_are_shown_kept_and_written(tmp_path, monkeypatch, capsys):
     assert evaluate.main([*command[:-2], "--rows=knn_photos"]) == 0
     assert cells(document.read_text(), "knn_photos")[2:5] == shown
     assert "| knn_others |" in document.read_text()
+
+
+def test_runs_of_changed_protocols_are_evaluations_that_can_work():
+    config = settings.base_config("sop")
+    for number, (base, keys) in enumerate(
+        pair for change in protocols.CHANGES for pair in protocols.pairs(change)
+    ):
+        spec = protocols.BASES[base]
+        if "config" in spec or "patch" in dict(keys):
+            continue
+        name = f"{base}_{number}"
+        config.evals[name] = evals.new(spec["type"], **spec["changes"] | dict(keys))
+        config.evals[name].data.dir = "/data"
+    config.evals.tasks = tuple(evals.named(config))
+    settings.check_evals(ConfigDict(config))
+
+
+def test_changed_protocols_are_measured_once_and_shown_side_by_side(tmp_path, monkeypatch):
+    change = dict(protocol="linear", setting="clip", before="none", now="5", source="code")
+    change |= dict(base="probe", old=dict(clip=0.0))
+    monkeypatch.setattr(protocols, "CHANGES", [change, {**change, "old": {"patch": "a loss"}}])
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    asked = []
+
+    def measured(base, keys, seed, args):
+        asked.append((keys, seed))
+        return dict(score=30.0 + 10 * bool(keys) + seed, seconds=seed + 2.0, made=MADE)
+
+    monkeypatch.setattr(protocols, "measured", measured)
+    document = page(tmp_path / "docs" / "evaluation.md", "protocols")
+    command = ["--data=/data", "--seeds=0,1", f"--records={tmp_path / 'r.jsonl'}", "--write"]
+    for _ in range(2):
+        assert protocols.main(command) == 0
+    # A run with a patch is made by hand.
+    assert asked == [(keys, seed) for seed in (0, 1) for keys in (dict(clip=0.0), {})]
+    text = document.read_text()
+    lines = [line for line in text.splitlines() if "| clip |" in line]
+    assert lines[0].endswith("| 40.5 ± 0.7 % | 30.5 ± 0.7 % |")
+    assert lines[1].endswith("| not run | 30.5 ± 0.7 % |")
+    assert cells(text, "zoo/stellar_imagenette")[-1] == "2 to 3"
