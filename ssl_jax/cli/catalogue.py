@@ -8,7 +8,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, papers, settings
 from ssl_jax.config import InputError
 
-_WIDTH = 100
+WIDTH = 100  # columns
 
 
 def overview() -> str:
@@ -18,10 +18,10 @@ def overview() -> str:
     for name, path in shipped.items():
         module = config_lib.read_module(path)
         title = (module.__doc__ or "").strip().partition("\n\n")[0].replace("\n", " ")
-        lines += _wrapped(f"{name}: {title}")
-        lines += _wrapped(f"    {' '.join(module.VARIANTS)}") if hasattr(module, "VARIANTS") else []
+        lines += wrapped(f"{name}: {title}")
+        lines += wrapped(f"    {' '.join(module.VARIANTS)}") if hasattr(module, "VARIANTS") else []
     named = ", ".join(papers.names())
-    lines += ["", *_wrapped(f"papers: ssl-jax show --paper=NAME, one of {named}")]
+    lines += ["", *wrapped(f"papers: ssl-jax show --paper=NAME, one of {named}")]
     return "\n".join(lines)
 
 
@@ -48,11 +48,12 @@ def explained(declared: dict[str, config_lib.Key], part: str = "") -> str:
             allowed = f"one of {', '.join(map(str, entry.choices))}" if entry.choices else ""
             facts = [f"default {entry.default!r}", entry.unit, allowed or entry.range()]
             written = f"{name}: {entry.meaning} ({'; '.join(filter(None, facts))})"
-            lines += _wrapped(written)
+            lines += wrapped(written)
     if not lines:
         raise InputError(f'no key with "{part}" in its name or meaning')
     return "\n".join(lines)
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+def wrapped(text: str, indent: str = "    ", width: int = WIDTH) -> list[str]:
+    """Lines of at most `width` columns, the second and later ones indented."""
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)

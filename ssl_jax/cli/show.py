@@ -4,7 +4,6 @@ paper. Nothing is allocated.
 
 import argparse
 import itertools
-import textwrap
 from collections.abc import Collection, Sequence
 
 import jax
@@ -13,13 +12,13 @@ from ml_collections import ConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, papers, settings
 from ssl_jax.cli import arguments, catalogue
+from ssl_jax.cli.catalogue import WIDTH, wrapped
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
 from ssl_jax.ops import numerics
 from ssl_jax.train import optim, start, state, step
 
-_WIDTH = 100  # columns of a table
 _ASSUMED_STEPS = 1000  # steps per epoch if the data cannot be opened
 
 
@@ -163,13 +162,13 @@ def table(rows: Sequence[papers.Row]) -> str:
     written = ["row: place [note]", *_in_columns(titles, widths)]
     written.append("-" * (sum(widths) + 2 * len(widths)))
     for row in rows:
-        written += _wrap(f"{row.name}: {row.place} {marks.get(row.note, '')}", _WIDTH, "    ")
+        written += wrapped(f"{row.name}: {row.place} {marks.get(row.note, '')}")
         for line in scores[row.name]:
             written += _in_columns(line, widths)
     if marks:
         written.append("")
     for note, mark in marks.items():
-        written += _wrap(f"{mark} {note}", _WIDTH, " " * (len(mark) + 1))
+        written += wrapped(f"{mark} {note}", " " * (len(mark) + 1))
     return "\n".join(written)
 
 
@@ -177,7 +176,7 @@ def lacking(paper: str) -> str:
     """Numbers of a paper that no config reproduces: place, reason and scores."""
     lines = []
     for entry in papers.missing(paper):
-        lines += _wrap(f"{entry.place}: {entry.why}", _WIDTH, "    ")
+        lines += wrapped(f"{entry.place}: {entry.why}")
         lines += [f"    {score}  {number}" for score, number in entry.expected.items()]
     return "\n".join(lines) or f"every number of {paper} that we know of has a row"
 
@@ -185,20 +184,16 @@ def lacking(paper: str) -> str:
 def _fit(widths: list[int]) -> list[int]:
     """Reduces the widest columns until a line fits."""
     widths = list(widths)
-    while sum(widths) + 2 * len(widths) > _WIDTH:
+    while sum(widths) + 2 * len(widths) > WIDTH:
         widths[widths.index(max(widths))] -= 1
     return widths
 
 
 def _in_columns(cells, widths) -> list[str]:
     """Lines with the cells side by side, each wrapped to its width and preceded by two blanks."""
-    wrapped = [_wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
-    lines = itertools.zip_longest(*wrapped, fillvalue="")
+    columns = [wrapped(cell, "", width) for cell, width in zip(cells, widths, strict=True)]
+    lines = itertools.zip_longest(*columns, fillvalue="")
     return [
         "".join(f"  {part:<{width}}" for part, width in zip(line, widths)).rstrip()
         for line in lines
     ]
-
-
-def _wrap(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)

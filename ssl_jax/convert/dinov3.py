@@ -47,28 +47,17 @@ def periods_remark(shape: ViTConfig, library: str) -> list[str]:
 
 def authors_rows(gated: bool) -> tuple[Row, ...]:
     """An encoder; gated: its MLPs are SwiGLUs."""
-    block = "blocks.{i}"
-    if gated:
-        mlp = (
-            *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.w1", piece=(0, 2)),
-            *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.w2", piece=(1, 2)),
-            *linear(f"{_BLOCK}/mlp/fc2", f"{block}.mlp.w3"),
-        )
-    else:
-        mlp = (
-            *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1"),
-            *linear(f"{_BLOCK}/mlp/fc2", f"{block}.mlp.fc2"),
-        )
+    mlp = (("w1", "w2"), "w3") if gated else (("fc1",), "fc2")
     return (
         *_tokens("cls_token", "storage_tokens", "patch_embed.proj"),
         Row("backbone/mask_token", ("mask_token",)),
-        *_norms(block),
-        *_joint(f"{block}.attn"),
-        *linear(f"{_BLOCK}/attn/proj", f"{block}.attn.proj"),
-        Row(f"{_BLOCK}/ls1/gamma", (f"{block}.ls1.gamma",)),
-        Row(f"{_BLOCK}/ls2/gamma", (f"{block}.ls2.gamma",)),
-        *mlp,
+        _JOINT,
+        *_block("blocks.{i}", "attn", "proj", "ls{}.gamma", *mlp),
     )
+
+
+# One matrix for query, key and value.
+_JOINT = Row(f"{_BLOCK}/attn/qkv/kernel", ("blocks.{i}.attn.qkv.weight",), matrix)
 
 
 def _tokens(cls: str, registers: str, patch: str) -> tuple[Row, ...]:
@@ -81,24 +70,32 @@ def _tokens(cls: str, registers: str, patch: str) -> tuple[Row, ...]:
     )
 
 
-def _norms(block: str) -> tuple[Row, ...]:
-    return (*norm(f"{_BLOCK}/norm1", f"{block}.norm1"), *norm(f"{_BLOCK}/norm2", f"{block}.norm2"))
+def _block(
+    block: str, attention: str, out: str, scale: str, first: tuple[str, ...], last: str
+) -> tuple[Row, ...]:
+    """A block without the matrices of query, key and value.
 
-
-def _joint(attention: str) -> tuple[Row, ...]:
-    """One matrix for query, key and value."""
+    Args:
+      block: its name. attention, and in it out: the last layer. scale: of LayerScale {}.
+      first: the first layer of the MLP, or gate and value of a SwiGLU. last: its last layer.
+    """
+    heads = f"{block}.{attention}"
+    pieces = [(name, (i, len(first))) for i, name in enumerate(first)]
     return (
-        Row(f"{_BLOCK}/attn/qkv/kernel", (f"{attention}.qkv.weight",), matrix),
-        *_biases(attention),
-    )
-
-
-def _biases(attention: str) -> tuple[Row, ...]:
-    """Of all three, or of query and value."""
-    return (
-        Row(f"{_BLOCK}/attn/qkv/bias", (f"{attention}.qkv.bias",)),
-        Row(f"{_BLOCK}/attn/q_bias", (f"{attention}.q_bias",)),
-        Row(f"{_BLOCK}/attn/v_bias", (f"{attention}.v_bias",)),
+        *norm(f"{_BLOCK}/norm1", f"{block}.norm1"),
+        *norm(f"{_BLOCK}/norm2", f"{block}.norm2"),
+        # Biases of all three, or of query and value.
+        Row(f"{_BLOCK}/attn/qkv/bias", (f"{heads}.qkv.bias",)),
+        Row(f"{_BLOCK}/attn/q_bias", (f"{heads}.q_bias",)),
+        Row(f"{_BLOCK}/attn/v_bias", (f"{heads}.v_bias",)),
+        *linear(f"{_BLOCK}/attn/proj", f"{heads}.{out}"),
+        *(Row(f"{_BLOCK}/ls{i}/gamma", (f"{block}.{scale.format(i)}",)) for i in (1, 2)),
+        *(
+            row
+            for name, piece in pieces
+            for row in linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.{name}", piece=piece)
+        ),
+        *linear(f"{_BLOCK}/mlp/fc2", f"{block}.mlp.{last}"),
     )
 
 
@@ -146,45 +143,21 @@ def _rounded(name: str, periods: np.ndarray) -> bool:
     raise InputError(f"{name} are not 100^(k / {periods.size}), exact or rounded to bfloat16")
 
 
-def to_authors(arrays: Mapping[str, np.ndarray], shape: ViTConfig) -> dict[str, np.ndarray]:
-    """The tensors of an encoder {path: array} of that shape, with masks of biases and periods."""
-    tensors, _ = rows.write(authors_rows(shape.mlp == "swiglu"), arrays)
-    for name in [name for name in tensors if name.endswith(".q_bias")]:
-        attention = name.removesuffix("q_bias")
-        query, value = tensors.pop(name), tensors.pop(f"{attention}v_bias")
-        tensors[f"{attention}qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
-        mask = np.repeat(np.array([1, 0, 1], np.float32), query.size)
-        tensors[f"{attention}qkv.bias_mask"] = mask
-    periods = rope.periods(shape.width // shape.heads, shape.rope_base, shape.rope_rounded)
-    return tensors | {"rope_embed.periods": periods.astype(np.float32)}
-
-
 # --- Hugging Face
 
 
 def hugging_face_rows(gated: bool) -> tuple[Row, ...]:
     """As `authors_rows`."""
-    block, kernel = "layer.{i}", f"{_BLOCK}/attn/qkv/kernel"
-    attention, mlp = f"{block}.attention", f"{block}.mlp"
-    first = linear(f"{_BLOCK}/mlp/fc1", f"{mlp}.up_proj")
-    if gated:
-        gate = linear(f"{_BLOCK}/mlp/fc1", f"{mlp}.gate_proj", piece=(0, 2))
-        first = (*gate, *linear(f"{_BLOCK}/mlp/fc1", f"{mlp}.value_proj", piece=(1, 2)))
+    mlp = (("gate_proj", "value_proj") if gated else ("up_proj",), "down_proj")
     names = ("cls_token", "register_tokens", "patch_embeddings")
     return (
         *_tokens(*(f"embeddings.{name}" for name in names)),
         Row("backbone/mask_token", ("embeddings.mask_token",), tokens),
-        *_norms(block),
         *(
-            Row(kernel, (f"{attention}.{part}_proj.weight",), matrix, (i, 3))
+            _JOINT._replace(names=(f"layer.{{i}}.attention.{part}_proj.weight",), piece=(i, 3))
             for i, part in enumerate("qkv")
         ),
-        *_biases(attention),
-        *linear(f"{_BLOCK}/attn/proj", f"{attention}.o_proj"),
-        Row(f"{_BLOCK}/ls1/gamma", (f"{block}.layer_scale1.lambda1",)),
-        Row(f"{_BLOCK}/ls2/gamma", (f"{block}.layer_scale2.lambda1",)),
-        *first,
-        *linear(f"{_BLOCK}/mlp/fc2", f"{mlp}.down_proj"),
+        *_block("layer.{i}", "attention", "o_proj", "layer_scale{}.lambda1", *mlp),
     )
 
 
@@ -198,7 +171,7 @@ def hugging_face_names(gated: bool) -> tuple[Row, ...]:
 
 
 def from_hugging_face(tensors: Mapping[str, np.ndarray]) -> Prepared:
-    """Biases under the names of `_biases`, and `up_proj`, which is the whole first layer of an MLP
+    """Biases under the names of `_block`, and `up_proj`, which is the whole first layer of an MLP
     or the value beside a gate, under a name of its own in the second case."""
     found, origins = {name: x for name, x in tensors.items() if x.size}, {}  # no registers
     _check_no_codes(tensors)
@@ -240,20 +213,11 @@ def to_hugging_face(arrays: Mapping[str, np.ndarray], shape: ViTConfig) -> dict[
 
 def timm_rows(gated: bool) -> tuple[Row, ...]:
     """As `authors_rows`."""
-    block = "blocks.{i}"
-    first = linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1")
-    if gated:
-        gate = linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1_g", piece=(0, 2))
-        first = (*gate, *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1_x", piece=(1, 2)))
+    mlp = (("fc1_g", "fc1_x") if gated else ("fc1",), "fc2")
     return (
         *_tokens("cls_token", "reg_token", "patch_embed.proj"),
-        *_norms(block),
-        *_joint(f"{block}.attn"),
-        *linear(f"{_BLOCK}/attn/proj", f"{block}.attn.proj"),
-        Row(f"{_BLOCK}/ls1/gamma", (f"{block}.gamma_1",)),
-        Row(f"{_BLOCK}/ls2/gamma", (f"{block}.gamma_2",)),
-        *first,
-        *linear(f"{_BLOCK}/mlp/fc2", f"{block}.mlp.fc2"),
+        _JOINT,
+        *_block("blocks.{i}", "attn", "proj", "gamma_{}", *mlp),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.convert import dinov3, rows, tables
 from ssl_jax.convert.described import Described, Folder, Network, with_scales
+from ssl_jax.models.shape import ViTConfig
 
 _GELU = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 # model_type: (its class, family of its tensors).
@@ -36,22 +37,8 @@ def write(network: Network) -> Folder:
     name, family = _MODELS[kind]
     if kind == "dinov3_vit":
         return _rotating(network)
-    config = dict(
-        model_type=kind,
-        architectures=[name],
-        hidden_size=c.width,
-        num_hidden_layers=c.depth,
-        num_attention_heads=c.heads,
-        hidden_act=_GELU[c.gelu],
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        layer_norm_eps=c.norm_eps,
-        image_size=c.image_size,
-        patch_size=c.patch,
-        num_channels=c.in_channels,
-        qkv_bias=True,
-        torch_dtype="float32",
-    )
+    config = _config(c, kind, _GELU[c.gelu])
+    config |= dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, qkv_bias=True)
     extra: dict[str, np.ndarray] = {}
     if kind in ("vit", "ijepa"):
         config |= dict(intermediate_size=c.hidden)
@@ -75,31 +62,38 @@ def write(network: Network) -> Folder:
     )
 
 
+def _config(c: ViTConfig, kind: str, act: str) -> dict[str, Any]:
+    """What config.json has for every model."""
+    return dict(
+        model_type=kind,
+        architectures=[_MODELS[kind][0]],
+        hidden_size=c.width,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        hidden_act=act,
+        layer_norm_eps=c.norm_eps,
+        image_size=c.image_size,
+        patch_size=c.patch,
+        num_channels=c.in_channels,
+        torch_dtype="float32",
+    )
+
+
 def _rotating(network: Network) -> Folder:
     """The folder of a network with rotary position embeddings."""
     c, arrays = network.shape, dict(network.params)
     name, _ = _MODELS["dinov3_vit"]
     gated = c.mlp == "swiglu"
-    config = dict(
-        model_type="dinov3_vit",
-        architectures=[name],
-        hidden_size=c.width,
+    config = _config(c, "dinov3_vit", "silu" if gated else _GELU[c.gelu])
+    config |= dict(
         intermediate_size=c.hidden,
-        num_hidden_layers=c.depth,
-        num_attention_heads=c.heads,
-        hidden_act="silu" if gated else _GELU[c.gelu],
         use_gated_mlp=gated,
         query_bias=c.qkv_bias != "none",
         key_bias=c.qkv_bias == "all",
         value_bias=c.qkv_bias != "none",
         num_register_tokens=len(arrays.get("backbone/registers", ())),
-        layer_norm_eps=c.norm_eps,
         rope_theta=c.rope_base,
         pos_embed_rescale=None,
-        image_size=c.image_size,
-        patch_size=c.patch,
-        num_channels=c.in_channels,
-        torch_dtype="float32",
     )
     arrays["backbone/mask_token"] = np.zeros((1, c.width), np.float32)
     arrays.setdefault("backbone/registers", np.zeros((0, c.width), np.float32))

@@ -5,6 +5,12 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(" ".join(name.split()) for name in text.split(","))
 
 
+# The embedded photographs, by the names of the packages that they come with
+PHOTOS = _listed(
+    """astronaut, brick, camera, chelsea, coffee, coins, grass, gravel, hubble_deep_field,
+    immunohistochemistry, page, retina, rocket, stereo_motorcycle, text, china, flower"""
+)
+
 # Pascal VOC 2012, masks: 0 is the background
 VOC = _listed(
     """background, aeroplane, bicycle, bird, boat, bottle, bus, car, cat, chair, cow, diningtable,

@@ -20,27 +20,10 @@ import functools
 import cv2
 import numpy as np
 
+from ssl_jax.data import names
 from ssl_jax.data.generated import bounding_box, generator
 
-CLASS_NAMES = (
-    "astronaut",
-    "brick",
-    "camera",
-    "chelsea",
-    "coffee",
-    "coins",
-    "grass",
-    "gravel",
-    "hubble_deep_field",
-    "immunohistochemistry",
-    "page",
-    "retina",
-    "rocket",
-    "stereo_motorcycle",
-    "text",
-    "china",
-    "flower",
-)
+CLASS_NAMES = names.PHOTOS
 NUM_CLASSES = len(CLASS_NAMES)
 
 _SHARE = {"train": (0.0, 0.62), "test": (0.65, 1.0)}  # columns of a photograph

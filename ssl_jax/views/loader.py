@@ -77,6 +77,9 @@ def defaults() -> dict:
     )
 
 
+KEYS = defaults()  # their ranges hold for loaders made by hand too
+
+
 class Loader:
     """Iterator of batches (dicts of NumPy arrays: the local rows of a global batch), in order,
     without end by default.
@@ -243,15 +246,10 @@ def _check(source, batch_size, seed, workers, crop_on, process_count, start_reco
         )
     if seed < 0:
         raise InputError(f"seed must not be negative, got {seed}")
-    if workers < 0:
-        raise InputError(
-            f"data.workers must be 0 (threads) or a number of processes, got {workers}"
-        )
-    if crop_on not in ("host", "device"):
-        raise InputError(f"data.crop_on must be host or device, got {crop_on!r}")
+    values = dict(workers=workers, crop_on=crop_on, max_unreadable=share)
+    for name, value in values.items():
+        KEYS[name].check(f"data.{name}", value)
     if start_record % batch_size:
         raise InputError(
             f"start_record={start_record} must be a multiple of optim.batch_size={batch_size}"
         )
-    if not 0 <= share <= 1:
-        raise InputError(f"data.max_unreadable is a share of the records, from 0 to 1, got {share}")

@@ -18,7 +18,7 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import convert, methods, settings, trees
 from ssl_jax.config import InputError
 from ssl_jax.convert import dinov3, rows, tables, torch_in
-from ssl_jax.models import position, vit
+from ssl_jax.models import position, rope, vit
 from tests.convert import published
 from tests.convert.published import DEPTH, GRID, HEADS, HIDDEN, PATCH, D, Numbers, prefixed
 
@@ -333,8 +333,21 @@ def test_recognised_however_wrapped(family):
     chex.assert_trees_all_equal(dict(arrays), dict(plain.arrays))
 
 
+def to_authors(arrays, shape: vit.ViTConfig) -> dict[str, np.ndarray]:
+    """The authors' tensors of an encoder, with masks of biases and periods."""
+    tensors, _ = rows.write(dinov3.authors_rows(shape.mlp == "swiglu"), arrays)
+    for name in [name for name in tensors if name.endswith(".q_bias")]:
+        attention = name.removesuffix("q_bias")
+        query, value = tensors.pop(name), tensors.pop(f"{attention}v_bias")
+        tensors[f"{attention}qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
+        mask = np.repeat(np.array([1, 0, 1], np.float32), query.size)
+        tensors[f"{attention}qkv.bias_mask"] = mask
+    periods = rope.periods(shape.width // shape.heads, shape.rope_base, shape.rope_rounded)
+    return tensors | {"rope_embed.periods": periods.astype(np.float32)}
+
+
 WRITERS = {
-    "dinov3": dinov3.to_authors,
+    "dinov3": to_authors,
     "hf_dinov3": dinov3.to_hugging_face,
     "timm_dinov3": lambda arrays, shape: rows.write(dinov3.timm_rows(False), arrays)[0],
 }
