@@ -11,9 +11,8 @@ docs/adapting.md. adapt.toml has the settings: all runs take as many steps.
 import itertools
 
 import ssl_jax
-from experiments import runs, tables
+from experiments import measures, runs, tables
 from ssl_jax import evals
-from ssl_jax.data.source import make_source
 
 SETTINGS = runs.data("adapt")
 METHODS = ("sop", "cribo", "flsl", "dinov2")
@@ -76,11 +75,7 @@ def scores(network, data: str) -> dict[str, float]:
     for name, changes in SETTINGS["scores"].items():
         section = evals.new(name, **changes)
         section.data.dir = data
-        splits = section.data.split, section.data.test_split
-        train, test = (make_source(section.data, split=split) for split in splits)
-        seed, patch = encoder.config.seed, encoder.config.model.patch
-        case = evals.Case(encoder, section, train, test, seed=seed, patch=patch)
-        found[name] = evals.TYPES[name].run(case)[name]
+        found[name] = measures.evaluated(encoder, section)[name]
     return found
 
 

@@ -103,13 +103,19 @@ def _extras(encoder, images) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in extras.items() if name in ("tokens", "localization")}
 
 
+def evaluated(encoder, section) -> dict[str, float]:
+    """Scores of a network by one evaluation, a section of `evals.new`."""
+    data, config = section.data, encoder.config
+    train, test = (make_source(data, split=split) for split in (data.split, data.test_split))
+    case = evals.Case(encoder, section, train, test, seed=config.seed, patch=config.model.patch)
+    return evals.TYPES[section.type].run(case)
+
+
 def _decoded(encoder, source: dict, **changes) -> dict[str, float]:
     """The evaluation `decode`: a new decoder of compare:stellar's shape on frozen features."""
-    section = evals.new("decode", width=64, depth=2, heads=4, data=source, **changes)
-    train, test = (make_source(section.data, split=split) for split in ("train", "test"))
-    config = encoder.config
-    case = evals.Case(encoder, section, train, test, seed=config.seed, patch=config.model.patch)
-    return evals.TYPES["decode"].run(case)
+    return evaluated(
+        encoder, evals.new("decode", width=64, depth=2, heads=4, data=source, **changes)
+    )
 
 
 def _decode(encoder) -> dict[str, float]:
