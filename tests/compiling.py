@@ -19,6 +19,8 @@ _FLAGS = (
     # for tests that compute longer than they compile, see the fixture `optimized`
     "--xla_backend_optimization_level=1",
     "--xla_llvm_disable_expensive_passes=true",
+    # A program is otherwise compiled in 32 pieces, for as many threads: a fifth more work.
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 # Simulated devices wait for each other; on a busy machine for longer than the 40 s after which XLA
 # ends the process.

@@ -31,6 +31,14 @@ def test_one_trace_and_no_hidden_transfer(case):
     assert len(case.traces) == 1
 
 
+@pytest.mark.parametrize("case", steps.cases(["dino"]), indirect=True)
+def test_a_method_has_one_process_for_its_tests(case, request):
+    """Otherwise each process compiles the steps anew, and nothing else tells of it."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("not run with --dist loadgroup")
+    assert request.node.nodeid.endswith(f"@{case.name}")
+
+
 @methods
 def test_meanings_are_of_metrics_and_every_entropy_has_its_limit(case):
     metrics, meanings = case.one[0][0], case.run.method.meanings
