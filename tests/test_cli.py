@@ -25,9 +25,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.convert import published
 
-CONFIG = f"--config={ROOT / 'tests' / 'tiny_run.py'}:sop"
-SMALL = {"model.depth": 1, "views.local_count": 0}  # compiles in half the time
-TINY = [CONFIG, *(f"--config.{key}={value}" for key, value in SMALL.items())]
+CONFIG = f"--config={ROOT / 'tests' / 'tiny_run.py'}:dino"
 
 
 def run(*words) -> int:
@@ -62,7 +60,7 @@ def refused(capfd):
 def finished(tmp_path_factory):
     """The folder of a finished run. Not to be changed: see `copy`."""
     workdir = tmp_path_factory.mktemp("runs") / "finished"
-    assert run("train", *TINY, f"--workdir={workdir}") == loop.EXIT_DONE
+    assert run("train", CONFIG, f"--workdir={workdir}") == loop.EXIT_DONE
     return workdir
 
 
@@ -97,7 +95,7 @@ BAD = """
     train CONFIG --workdir=RUN --config.model.cls=perhaps -> model.cls
     train CONFIG --workdir=RUN --config.views.global_scale=wide -> views.global_scale
     train CONFIG --workdir=RUN --config.data.length=5 -> optim.batch_size
-    train CONFIG --workdir=RUN --config.method=dino -> dino
+    train CONFIG --workdir=RUN --config.method=sop -> dino
     train CONFIG --workdir=RUN --config.data.kind=folder --config.data.dir=/none -> /none
     train CONFIG --workdir=RUN --config.evals.knn.data.kind=folder \
         --config.evals.knn.data.dir=/none -> /none
@@ -224,7 +222,7 @@ def test_bad_folders(refused, tmp_path, count, more, named):
 def test_a_disk_without_room_for_the_checkpoints(refused, tmp_path, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**30, 2**30 - 2**20, 2**20))
-    assert "checkpoints" in refused("train", *TINY, f"--workdir={tmp_path / 'a' / 'run'}")
+    assert "checkpoints" in refused("train", CONFIG, f"--workdir={tmp_path / 'a' / 'run'}")
     assert not list(tmp_path.iterdir())
 
 
@@ -243,7 +241,7 @@ def test_a_damaged_checkpoint(refused, copy):
 @pytest.mark.slow
 def test_the_checkpoint_before_a_damaged_one_goes_on(finished, copy, capfd, refused):
     shutil.rmtree(copy / "checkpoints" / "12" / "state")
-    words = ["train", *TINY, f"--workdir={copy}"]
+    words = ["train", CONFIG, f"--workdir={copy}"]
     assert run(*words) == loop.EXIT_DONE
     out = capfd.readouterr().out
     assert f"{copy}/damaged/12" in out and "resuming from step 10" in out
@@ -265,7 +263,7 @@ def with_nan(indices) -> ArraySource:
 
 @pytest.mark.slow
 def test_nan_in_a_batch_is_counted_and_survived(tmp_path):
-    config = tiny.config("sop", **{key.replace(".", "__"): x for key, x in SMALL.items()})
+    config = tiny.config("dino", small=True)
     assert api.train(config, tmp_path / "run", records=with_nan([5])) == loop.EXIT_DONE
     rows = log.read_rows(tmp_path / "run" / "metrics.jsonl")
     # The image comes once in each of three epochs.
@@ -300,7 +298,7 @@ def test_train_and_check_leave_a_finished_run_as_it_is(finished, copy):
     assert run("check", copy) == 0
     assert contents(copy) == contents(finished)
     reported = (copy / "results.json").stat().st_mtime_ns
-    assert run("train", *TINY, f"--workdir={copy}") == loop.EXIT_DONE
+    assert run("train", CONFIG, f"--workdir={copy}") == loop.EXIT_DONE
     assert (copy / "results.json").stat().st_mtime_ns == reported  # not made again
     logs = [p.name for p in finished.iterdir() if p.suffix in (".jsonl", ".csv")]
     assert len(logs) == 4
@@ -341,7 +339,7 @@ def test_eval_repeats_the_run(finished, tmp_path, capsys):
     assert run("eval", finished, "--task=knn,rank") == 0
     text = capsys.readouterr().out
     scores = scores_of(text)
-    assert text.startswith("sop, step 12\n") and list(scores) == list(evals.ROWS)
+    assert text.startswith("dino, step 12\n") and list(scores) == list(evals.ROWS)
     for name, row in scores.items():
         assert row["knn"] == pytest.approx(stored[name]["knn"], rel=1e-3)
         if name == "raw pixels":  # of other dimensions: no baseline of RankMe
@@ -364,7 +362,7 @@ def test_eval_alone_says_how_far_it_is_where_there_is_no_terminal(finished, caps
 def test_eval_takes_an_older_step_and_other_settings(finished, capsys):
     assert run("eval", finished / "checkpoints" / "10", "--config.evals.knn.k=(3,)") == 0
     out = capsys.readouterr().out
-    assert out.startswith("sop, step 10\n") and "knn_k3" in out and "knn_k10" not in out
+    assert out.startswith("dino, step 10\n") and "knn_k3" in out and "knn_k10" not in out
 
 
 @pytest.mark.slow

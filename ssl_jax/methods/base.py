@@ -25,8 +25,8 @@ class Rule:
     decay: weight decay of all (True), none (False) or "matrices": tensors of rank 2 and more,
       without biases (the DINO family's "not on biases and 1-D parameters" by the rank of the stored
       tensor, so class token, position embeddings, mask token and a [1, K] gain ARE decayed).
-    freeze_epochs: before this epoch, values, moments and step count stay unchanged. NEVER: never
-      trained, and without moments.
+    freeze_epochs: until so many epochs are over, values, moments and step count stay unchanged.
+      NEVER: never trained, and without moments.
     clip_group: gradients of all tensors with the same group name are clipped by their joint norm;
       None: by optim.clip_by.
     """

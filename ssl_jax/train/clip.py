@@ -28,8 +28,8 @@ def make(
     Args:
       groups: {path: names}, with one name for an array, or one for each row of a stack. Tensors
         of the same name are clipped by their joint norm; None = not clipped.
-      starts: {path: [number of names]}, the first epoch in which each is trained; earlier, its
-        norm counts as 0.
+      starts: {path: [number of names]}, the epochs that are over when its training begins; earlier,
+        its norm counts as 0.
       limit: largest norm. The factor is min(1, limit / (norm + 1e-6)).
     """
     names = [name for block_names in groups.values() for name in block_names]

@@ -7,7 +7,6 @@ over the blocks of a stack, updates each of them separately, by its own rules.
 """
 
 import functools
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -129,10 +128,10 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
       An Optimizer. Its state holds one optax.partition state for each of "others",
       "backbone_blocks" and so on; that of a stack is [depth, ...] like its parameters. Within it,
       "epoch_E" holds moments (float32) and count of the parameters frozen until epoch E; "never" is
-      empty. `update` takes lr and weight_decay as scalars and `epoch` as an int32 scalar. Its
-      metrics are grad_norm (before clipping) and update_norm (of the parameters' change, with
-      decay), both over the parameters trained in this epoch, and clipped, the share of all clipping
-      groups that were clipped (frozen ones count as not clipped).
+      empty. `update` takes lr and weight_decay as scalars, and `epoch`, the epochs that are over,
+      with a fraction. Its metrics are grad_norm (before clipping) and update_norm (of the
+      parameters' change, with decay), both over the parameters trained in this step, and clipped,
+      the share of all clipping groups that were clipped (frozen ones count as not clipped).
 
     Raises:
       InputError: a parameter without a rule, an invalid rule, an unknown name, or a stack of blocks
@@ -220,7 +219,7 @@ class _Leaf(NamedTuple):
     @property
     def starts(self) -> np.ndarray:
         """First epochs of training, or NEVER: float32 [number of rules]."""
-        return np.array([_start(rule) for rule in self.rules], np.float32)
+        return np.array([rule.freeze_epochs for rule in self.rules], np.float32)
 
     @property
     def lr(self) -> np.ndarray:
@@ -229,7 +228,7 @@ class _Leaf(NamedTuple):
 
     @property
     def label(self) -> str:
-        names = ["never" if s == NEVER else str(int(s)) for s in self.starts]
+        names = ["never" if s == NEVER else f"{s:g}" for s in self.starts]
         if len(set(names)) > 1:
             return f"epochs_{'_'.join(names)}"
         return names[0] if names[0] == "never" else f"epoch_{names[0]}"
@@ -269,11 +268,6 @@ def _divided(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 # --- freezing
-
-
-def _start(rule: Rule):
-    """First epoch of training for a rule's parameters, or NEVER."""
-    return NEVER if rule.freeze_epochs == NEVER else math.ceil(rule.freeze_epochs)
 
 
 def _from_epoch(inner, label, start, epoch):

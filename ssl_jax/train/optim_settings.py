@@ -80,7 +80,7 @@ def defaults() -> dict:
             0.0,
             "epochs at the start in which the backbone is not trained, so that new heads adapt to"
             " it first; 0 = none",
-            "epochs, rounded up",
+            "epochs",
             least=0,
             most=10**6,
         ),

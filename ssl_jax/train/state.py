@@ -66,5 +66,9 @@ def weights(state: TrainState, model: ConfigDict) -> Any:
 
 def initial_weights(method: Method, seed: int, model: ConfigDict) -> Any:
     """The result of `weights` for a run with random weights before its first step."""
-    params, _ = method.init(jax.random.split(numerics.key(seed))[0])
-    return lora.network(params, method.teacher_of(params), model)
+
+    def init():
+        params, _ = method.init(jax.random.split(numerics.key(seed))[0])
+        return lora.network(params, method.teacher_of(params), model)
+
+    return jax.jit(init)()  # compiled, as the run compiles it: the same bits

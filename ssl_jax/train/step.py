@@ -56,7 +56,7 @@ def make_step(
             state.params,
             lr=plan.lr(state.step),
             weight_decay=plan.weight_decay(state.step),
-            epoch=progress.epoch,
+            epoch=progress.epoch_fraction,
         )
         teacher = ema(state.teacher, method.teacher_of(params), plan.momentum(state.step))
 

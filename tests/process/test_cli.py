@@ -11,9 +11,7 @@ from ssl_jax import cli
 from ssl_jax.train import loop
 from tests.conftest import ROOT
 
-CONFIG = f"--config={ROOT / 'tests' / 'tiny_run.py'}:sop"
-SMALL = ("model.depth=1", "views.local_count=0", "evals.tasks=()")
-TINY = [CONFIG, *(f"--config.{change}" for change in SMALL)]
+CONFIG = f"--config={ROOT / 'tests' / 'tiny_run.py'}:dino"
 
 
 def python(*arguments, **options) -> subprocess.CompletedProcess:
@@ -96,7 +94,7 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(small_disk, capfd):
     same command ends as it should have.
     """
     folder, resize = small_disk
-    command = ["ssl-jax", "train", *TINY, f"--workdir={folder / 'run'}"]
+    command = ["ssl-jax", "train", CONFIG, "--config.evals.tasks=()", f"--workdir={folder / 'run'}"]
     assert cli.main(command) == cli.EXIT_INPUT
     line = capfd.readouterr().err
     assert line.count("\n") == 1 and str(folder) in line and not list(folder.iterdir())

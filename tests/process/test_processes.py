@@ -17,8 +17,6 @@ from tests.process.runs import Run
 
 DEVICES = 8  # of all processes together
 STEPS = 10
-# Compiled sooner than the tiny config.
-SMALL = ("--config.model.depth=1", "--config.views.local_count=0", "--config.data.crop_on=host")
 
 
 def start(method, workdir, processes, *options, steps=STEPS, own=None):
@@ -48,7 +46,7 @@ def same_losses(workdir, whole, steps=STEPS):
 @pytest.mark.slow
 def test_two_processes_train_as_one_device(tmp_path):
     """And features are extracted in shares, and put together again."""
-    options = (*SMALL, "--config.evals.best=knn")
+    options = ("--config.evals.best=knn",)
     whole = one_device("sop", tmp_path / "one", *options)
     run = start("sop", tmp_path / "two", 2, *options)
     assert run.ended() == (0, 0), run.text()
@@ -94,7 +92,7 @@ LONG = ((8, 1, signal.SIGTERM), (4, 2, signal.SIGKILL), (1, 8, signal.SIGTERM), 
 def test_a_run_moves_between_numbers_of_processes(stages, steps, tmp_path):
     """Told to stop, with a process lost, told again, each time with weights cut otherwise; the
     losses stay those of one. stages: (processes, mesh.fsdp, what the last one is sent)."""
-    folder, options = tmp_path / "run", ("--config.evals.tasks=()", *SMALL)
+    folder, options = tmp_path / "run", ("--config.evals.tasks=()",)
     whole = one_device("dino", tmp_path / "one", *options, steps=steps)
     for processes, fsdp, number in stages:
         run = start("dino", folder, processes, *options, f"--config.mesh.fsdp={fsdp}", steps=steps)

@@ -100,7 +100,7 @@ def steps(how, params, epochs, *, state=None, scale=1.0, lr=1e-2, weight_decay=0
     for t, epoch in enumerate(epochs, 1):
         given = tree(t, scale) if grads is None else grads
         rates = dict(lr=np.float32(lr), weight_decay=np.float32(weight_decay))
-        params, state, metrics = update(given, state, params, **rates, epoch=np.int32(epoch))
+        params, state, metrics = update(given, state, params, **rates, epoch=np.float32(epoch))
     return params, state, metrics
 
 
@@ -249,10 +249,16 @@ def test_a_frozen_group_does_not_move_and_thaws_with_a_count_of_its_own():
     assert counts(state) == {"epoch_0": 5, "epoch_2": 3}
 
 
+def test_a_group_thaws_within_an_epoch():
+    rules = (("head/last/.*", Rule(freeze_epochs=0.5)), *EVERYTHING)
+    _, state, _ = steps(built(rules), tree(), [0, 0.25, 0.5, 0.75])
+    assert counts(state) == {"epoch_0": 4, "epoch_0.5": 2}
+
+
 def test_never_trained_parameters_have_no_moments():
     never = Rule(freeze_epochs=NEVER)
     rules = (("head/last/gain", never), ("backbone/blocks/.*", never), *EVERYTHING)
-    params, state, _ = steps(built(rules), tree(), [0, 10**6, 2**31 - 1])
+    params, state, _ = steps(built(rules), tree(), [0, 10**6, 2**24])
     trained = {"backbone/cls", "backbone/mask_token", "head/last/direction"}
     assert set(moments(state, "mu")) == set(moments(state, "nu")) == trained
     assert moved(params) == trained

@@ -40,7 +40,7 @@ def compiled(function, run, *arguments):
 def test_the_bits_of_single_steps_with_images_of_the_host(name, compiled_as_for_users):
     """Five steps: one by one, and in programs of up to three. The next image stands in for one that
     cannot be read."""
-    config = tiny.config(name, data__max_unreadable=0.1)
+    config = tiny.config(name, small=True, data__max_unreadable=0.1, data__crop_on="device")
     run = api.prepare(config, pictures(config.data))
     function = step.make_step(run.method, run.optimizer, run.config)
     batches = tiny.batches(run, 5)
