@@ -48,7 +48,7 @@ from tests import tiny
 
 
 def get_config():
-    source, config = tiny.config("dino"), settings.base_config("mine")
+    source, config = tiny.config("dino", small=True), settings.base_config("mine")
     for name in ("data", "views", "model", "optim", "log"):
         config[name].update(source[name])
     config.mine.update(source.dino)

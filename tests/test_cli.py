@@ -95,7 +95,7 @@ BAD = """
     train CONFIG --workdir=RUN --config.model.cls=perhaps -> model.cls
     train CONFIG --workdir=RUN --config.views.global_scale=wide -> views.global_scale
     train CONFIG --workdir=RUN --config.data.length=5 -> optim.batch_size
-    train CONFIG --workdir=RUN --config.method=sop -> dino
+    train CONFIG --workdir=RUN --config.method=sop -> sop
     train CONFIG --workdir=RUN --config.data.kind=folder --config.data.dir=/none -> /none
     train CONFIG --workdir=RUN --config.evals.knn.data.kind=folder \
         --config.evals.knn.data.dir=/none -> /none
@@ -263,7 +263,7 @@ def with_nan(indices) -> ArraySource:
 
 @pytest.mark.slow
 def test_nan_in_a_batch_is_counted_and_survived(tmp_path):
-    config = tiny.config("dino", small=True)
+    config = tiny.config("dino", small=True, data__crop_on="device")  # floats
     assert api.train(config, tmp_path / "run", records=with_nan([5])) == loop.EXIT_DONE
     rows = log.read_rows(tmp_path / "run" / "metrics.jsonl")
     # The image comes once in each of three epochs.

@@ -62,7 +62,7 @@ def test_a_row_is_shown_with_origins_place_and_note(shown):
 
 def test_costs_are_shown(shown):
     text = shown(f"--config={ROOT / 'tests' / 'tiny_run.py'}:sop")
-    abstract = api.prepare(tiny.config("sop")).abstract
+    abstract = api.prepare(tiny.config("sop", small=True)).abstract
     assert f"{sum(x.size for x in jax.tree.leaves(abstract.params)):,}\n" in text
     assert "FLOP" in text
 

@@ -148,16 +148,23 @@ def test_features_take_teacher_or_student_weights(case):
         np.testing.assert_allclose(out.attention.sum(-1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@methods
-def test_loss_and_gradient_are_finite_whatever_comes_in(case, dtype):
+def check_finite(case, compute):
     """Constant images, and values 1e-4 and 1e4 times what a network expects."""
-    compute = case.chunked if dtype == "float32" else case.half
     at = jax.device_put(np.int32(5), case.fresh.step.sharding)
     state, batch = case.fresh._replace(step=at), case.put(case.batches[0])
     for scale in (0.0, 1e-4, 1.0, 1e4):
         result = compute(state, batch, np.float32(scale))
         chex.assert_tree_all_finite(jax.tree.map(lambda x: np.asarray(x, np.float32), result))
+
+
+@methods
+def test_loss_and_gradient_are_finite_whatever_comes_in(case):
+    check_finite(case, case.chunked)
+
+
+@pytest.mark.parametrize("case", steps.cases(mark=pytest.mark.nightly), indirect=True)
+def test_loss_and_gradient_are_finite_in_bfloat16(case):
+    check_finite(case, case.half)
 
 
 @on_devices
@@ -183,6 +190,15 @@ def test_what_devices_send_each_other(case):
     assert 0.99 * gradient <= summed <= 1.01 * gradient + features
     # Images that are mixed with others (finetune), rows that go where a cut memory holds them.
     assert program.volume() - gathered - summed <= size(views) / 8
+
+
+@on_devices
+def test_eight_devices_share_the_products(case):
+    """What each of them computes alone, as where weights are cut, is little beside its share."""
+    fresh, _, _, program = case.eight
+    c = case.run.config
+    fair = step.flops_per_image(c, fresh) * c.optim.batch_size / 8
+    assert fair < sum(program.flops.values()) < 1.5 * fair
 
 
 def size(tree, cut=False):

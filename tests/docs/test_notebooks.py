@@ -11,7 +11,7 @@ from tests import compiling
 from tests.conftest import ROOT
 
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
-FIRST = ("what_the_features_know", "your_own_images")  # that a reader meets
+FIRST = ("what_the_features_know",)  # that a reader meets
 LARGEST = 600_000  # bytes: pictures for those who read without running
 
 

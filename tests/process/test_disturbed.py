@@ -97,7 +97,7 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     assert found.names == () and found.arrays > 20 and found.rows == 16
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_within_a_span_of_steps(tmp_path):
     """With images that the device keeps."""
     changes = {"data.cache": "device", "log.every_steps": 6, "checkpoint.every_steps": 5}

@@ -59,16 +59,10 @@ def test_two_processes_train_as_one_device(tmp_path):
     assert "img/s" in first and "img/s" not in second, "the first alone reports"
 
 
-QUICK = ("cribo", 4)  # in CI, beside sop with two; all were tried with both
-ALL = [(name, 2 + 2 * (i % 2)) for i, name in enumerate(sorted(METHODS), 1) if name != QUICK[0]]
-
-
+@pytest.mark.nightly  # in CI sop has two processes, and dino four below
 @pytest.mark.parametrize(
     "method, processes",
-    [
-        pytest.param(*QUICK, marks=pytest.mark.slow),
-        *[pytest.param(*each, marks=pytest.mark.nightly) for each in ALL],
-    ],
+    [(f"{name}_whole", 2 + 2 * (i % 2)) for i, name in enumerate(sorted(METHODS), 1)],
 )
 def test_processes_train_as_one_device(method, processes, tmp_path):
     options = ("--config.evals.tasks=()", "--config.checkpoint.every_steps=100")

@@ -35,7 +35,7 @@ def compiled(function, run, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["sop", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dino", "stellar"))],
+    ["dino", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("sop", "stellar"))],
 )
 def test_the_bits_of_single_steps_with_images_of_the_host(name, compiled_as_for_users):
     """Five steps: one by one, and in programs of up to three. The next image stands in for one that

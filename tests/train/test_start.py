@@ -138,7 +138,8 @@ def test_the_same_on_any_mesh(both):
 
 
 def train(workdir, *arguments) -> int:
-    return cli.main(["ssl-jax", "train", CONFIG, *arguments, f"--workdir={workdir}"])
+    command = ["ssl-jax", "train", CONFIG, "--config.model.depth=2", *arguments]
+    return cli.main([*command, f"--workdir={workdir}"])
 
 
 @pytest.mark.slow
