@@ -104,10 +104,11 @@ def _extras(encoder, images) -> dict[str, np.ndarray]:
 
 
 def evaluated(encoder, section) -> dict[str, float]:
-    """Scores of a network by one evaluation, a section of `evals.new`."""
-    data, config = section.data, encoder.config
+    """Scores of a network, also of published weights, by one evaluation, a section of
+    `evals.new`."""
+    data, seed = section.data, encoder.config.get("seed", 0)
     train, test = (make_source(data, split=split) for split in (data.split, data.test_split))
-    case = evals.Case(encoder, section, train, test, seed=config.seed, patch=config.model.patch)
+    case = evals.Case(encoder, section, train, test, seed=seed, patch=encoder.shape.patch)
     return evals.TYPES[section.type].run(case)
 
 
