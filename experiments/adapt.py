@@ -5,7 +5,8 @@ and after: k-NN of Imagenette's classes and dense retrieval on CamVid.
     python -m experiments adapt zoo/sop_speedrun --data /data/tfds --sets camvid --write
 
 Runs stay in WORKDIR, their scores in its records; both are made once. --write puts the table into
-docs/adapting.md. adapt.toml has the settings: all runs take as many steps.
+docs/adapting.md. adapt.toml has the settings: all runs take as many steps. Further arguments
+(--config.KEY=VALUE) go to every run.
 """
 
 import itertools
@@ -24,6 +25,7 @@ def main(argv=None) -> int:
     parser = runs.parser(__doc__, seeds="0")
     parser.add_argument("network", help="zoo/NAME, a saved network or published weights")
     parser.add_argument("--data", default="", help="folder of the TFDS sets")
+    parser.add_argument("--block", default="adapt", help="where the table stands in the page")
     known = {"sets": SETTINGS["sets"], "methods": METHODS, "ways": SETTINGS["ways"]}
     for group, names in known.items():
         parser.add_argument(f"--{group}", default=",".join(names), help="comma-separated")
@@ -49,8 +51,10 @@ def main(argv=None) -> int:
     text = tables.show(rows(records), args.workdir / "adapt.md")
     if args.write:
         where = tables.provenance(*(record["made"] for record in records.values()))
-        note = f"\n`python -m experiments adapt {args.network} --data /data/tfds`. {where}\n"
-        tables.fill("docs/adapting.md", "adapt", text + note)
+        network = args.network if args.network.startswith("zoo/") else "WEIGHTS"
+        command = " ".join(["adapt", network, "--data /data/tfds", *passed_on])
+        note = f"\n`python -m experiments {command}`. {where}\n"
+        tables.fill("docs/adapting.md", args.block, text + note)
     return status
 
 
