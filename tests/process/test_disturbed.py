@@ -100,7 +100,12 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
 @pytest.mark.nightly
 def test_killed_within_a_span_of_steps(tmp_path):
     """With images that the device keeps."""
-    changes = {"data.cache": "device", "log.every_steps": 6, "checkpoint.every_steps": 5}
+    changes = {
+        "data.cache": "device",
+        "log.every_steps": 6,
+        "checkpoint.every_steps": 5,
+        "data.crop_on": "device",
+    }
     options = (*OPTIONS, *(f"--config.{key}={value}" for key, value in changes.items()))
     whole, folder = tmp_path / "whole", tmp_path / "run"
     run = Run(CONFIG, whole, *options)
