@@ -25,7 +25,6 @@ def main(argv=None) -> int:
     parser = runs.parser(__doc__, seeds="0")
     parser.add_argument("network", help="zoo/NAME, a saved network or published weights")
     parser.add_argument("--data", default="", help="folder of the TFDS sets")
-    parser.add_argument("--block", default="adapt", help="where the table stands in the page")
     known = {"sets": SETTINGS["sets"], "methods": METHODS, "ways": SETTINGS["ways"]}
     for group, names in known.items():
         parser.add_argument(f"--{group}", default=",".join(names), help="comma-separated")
@@ -51,10 +50,11 @@ def main(argv=None) -> int:
     text = tables.show(rows(records), args.workdir / "adapt.md")
     if args.write:
         where = tables.provenance(*(record["made"] for record in records.values()))
-        network = args.network if args.network.startswith("zoo/") else "WEIGHTS"
+        ours = args.network.startswith("zoo/")
+        network, block = (args.network, "adapt") if ours else ("WEIGHTS", "adapt published")
         command = " ".join(["adapt", network, "--data /data/tfds", *passed_on])
         note = f"\n`python -m experiments {command}`. {where}\n"
-        tables.fill("docs/adapting.md", args.block, text + note)
+        tables.fill("docs/adapting.md", block, text + note)
     return status
 
 

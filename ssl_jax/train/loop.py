@@ -4,7 +4,6 @@ The order is restore -> (data, step, log, eval, save) -> final report, see `step
 """
 
 import contextlib
-import math
 from pathlib import Path
 
 import jax
@@ -137,10 +136,10 @@ def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
         f"{c.method} on {len(devices)} x {devices[0].device_kind}, batch {c.optim.batch_size},"
         f" steps {start} to {c.run.total_steps} ({c.run.steps_per_epoch} per epoch)"
     )
-    if frozen := math.ceil(c.optim.backbone_freeze_epochs * c.run.steps_per_epoch):
+    if frozen := c.optim.backbone_freeze_epochs:
         console.say(
-            f"the backbone is frozen for {min(frozen, c.run.total_steps)} of {c.run.total_steps}"
-            " steps (optim.backbone_freeze_epochs)"
+            f"the backbone is frozen for the first {frozen:g} of {c.run.epochs:.4g} epochs"
+            " (optim.backbone_freeze_epochs)"
         )
     if c.model.dtype == "bfloat16" and devices[0].platform == "cpu":
         console.say("a CPU emulates bfloat16; model.dtype=float32 takes about 75 % of the time")

@@ -218,7 +218,7 @@ class _Leaf(NamedTuple):
 
     @property
     def starts(self) -> np.ndarray:
-        """First epochs of training, or NEVER: float32 [number of rules]."""
+        """Epochs that are over when training begins, or NEVER: float32 [number of rules]."""
         return np.array([rule.freeze_epochs for rule in self.rules], np.float32)
 
     @property
@@ -228,10 +228,15 @@ class _Leaf(NamedTuple):
 
     @property
     def label(self) -> str:
-        names = ["never" if s == NEVER else f"{s:g}" for s in self.starts]
+        names = ["never" if s == NEVER else _number(s) for s in self.starts]
         if len(set(names)) > 1:
             return f"epochs_{'_'.join(names)}"
         return names[0] if names[0] == "never" else f"epoch_{names[0]}"
+
+
+def _number(x: np.float32) -> str:
+    """Shortest decimal that no other float32 has: "2", "0.135"."""
+    return np.format_float_positional(x, trim="-")
 
 
 def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:

@@ -39,7 +39,6 @@ if c.method == "stellar":
 c = settings.resolve(c, num_records=1281167, num_devices=count)
 mesh = sharding.make_mesh(c.mesh.data, c.mesh.fsdp)
 fast = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-fast["xla_cpu_parallel_codegen_split_count"] = 1
 found = estimate.compile(c, mesh, **fast)
 _, state = setup.on_mesh(methods.make(c), c, mesh)
 shapes = lambda tree: sorted({str(list(x.shape)) for x in jax.tree.leaves(tree) if x.ndim > 1})
