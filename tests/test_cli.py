@@ -446,9 +446,10 @@ def test_compiled_programs_are_kept_unless_told_otherwise(monkeypatch, tmp_path,
 
 
 def test_only_an_unexpected_error_keeps_its_traceback(refused, monkeypatch):
-    """JAX says that a device is not there when it is first used."""
+    """JAX says that a device is not there when it is first used, or that its memory is full."""
     errors = [OSError(5, "Input/output error"), RuntimeError("something else")]
     errors += [RuntimeError("Unable to initialize backend 'cuda': no driver\nmore")]
+    errors += [RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")]
     given = iter(errors)
 
     def broken(options):
@@ -458,7 +459,7 @@ def test_only_an_unexpected_error_keeps_its_traceback(refused, monkeypatch):
     for error in errors[:2]:
         with pytest.raises(type(error)):
             run("show")
-    assert "cuda" in refused("show")
+    assert "cuda" in refused("show") and "optim.chunks" in refused("show")
 
 
 def test_platform_is_what_jax_uses(monkeypatch):

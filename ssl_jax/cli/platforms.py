@@ -47,8 +47,16 @@ def _give_threads_to_simulated_devices() -> None:
 
 
 def refusal(error: RuntimeError) -> str | None:
-    """One line for JAX's error that a platform is not available; None for other errors."""
+    """One line for JAX's error that a platform is not available, or that its memory is too small;
+    None for other errors."""
     lines = str(error).splitlines() or [""]
+    _, exhausted, detail = lines[0].partition("RESOURCE_EXHAUSTED: ")
+    if exhausted:
+        return (
+            f"the memory of the device is too small: {detail.rstrip('.')}; for training, ssl-jax"
+            ' plan finds settings that fit (such as optim.chunks=2 or model.remat="block"); for'
+            " evaluations, lower evals.batch_size"
+        )
     if not lines[0].startswith("Unable to initialize backend"):
         return None
     return f"{lines[0]}; check the driver, or choose another --platform (or JAX_PLATFORMS)"

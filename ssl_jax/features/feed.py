@@ -149,19 +149,38 @@ def encoded(
     read: images [B, H, W, 3] -> features [B, ...], an array or a tree of them, see `Network.read`.
     """
 
-    def on_host(views, features):
-        return views, jax.tree.map(lambda x: np.asarray(x)[: len(views)], features)
+    def on_host(batch, features):
+        with _fitting(batch):
+            rows = jax.tree.map(lambda x: np.asarray(x)[: len(batch.views)], features)
+        return batch.views, rows
 
     pending = None
     for batch in batches:
         if batch.views:
-            started = batch.views, read(batch.images)
+            with _fitting(batch):
+                started = batch, read(batch.images)
             # The device computes this batch while the host handles the previous and the next one.
             if pending is not None:
                 yield on_host(*pending)
             pending = started
     if pending is not None:
         yield on_host(*pending)
+
+
+@contextlib.contextmanager
+def _fitting(batch: Batch) -> Iterator[None]:
+    """Names a batch that does not fit in the device's memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        height, width = batch.views[0].image.shape[:2]
+        raise InputError(
+            f"{batch.size} images of {height} x {width} pixels do not fit in memory in one forward"
+            " pass; use smaller batches (evals.batch_size, or --batch of embed) or images"
+            " (data.size of the evaluation)"
+        ) from error
 
 
 def readable(source: Any, records: Sequence[int] | np.ndarray, row: int) -> tuple[int, Any]:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -91,6 +92,14 @@ def test_each_image_gets_its_own_features():
     # five of width 4: a whole batch and one that is filled up to it; others to a power of two
     assert shapes == [(4, 4), (2, 5), (4, 4), (4, 6)]
     assert list(feed.encoded(read, [Batch([], 3, [])])) == []
+
+
+def test_a_batch_that_does_not_fit_is_named():
+    def read(images):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    with pytest.raises(InputError, match="1 images of 2 x 4 pixels.*evals.batch_size"):
+        list(feed.encoded(read, _stream(4)))
 
 
 def test_few_images_wait_however_many_shapes_there_are():
