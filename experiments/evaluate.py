@@ -71,11 +71,14 @@ def main(argv=None) -> int:
     return 0
 
 
-def evaluated(name: str, encoder, args) -> dict:
-    """{row of a comparison: scores, "seconds": number} of one evaluation."""
+def evaluated(name: str, encoder, args, changes=None) -> dict:
+    """{row of a comparison: scores, "seconds": number} of one evaluation. changes: of its row's."""
+    row, changes = ROWS[name], changes or {}
+    data = row.changes["data"] | changes.get("data", {})
+    row = row._replace(changes=row.changes | changes | {"data": data})
     folder = args.workdir / name
     if not (folder / "seconds.json").is_file():  # the last file that is written
-        evaluation = opened(name, ROWS[name], encoder, args)
+        evaluation = opened(name, row, encoder, args)
         folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         network = encoder.params, encoder.constants
@@ -103,6 +106,8 @@ def opened(name: str, row: Row, encoder, args, **changes) -> Evaluation:
     if args.examples:
         section.train_examples = section.test_examples = args.examples
     config.evals.tasks, config.evals.picture_size = (name,), 0  # pictures of what is scored
+    # A recipe's batches are of its own images, which may be smaller.
+    config.evals.batch_size = min(config.evals.batch_size, 64)
     config.evals.cache = str(args.workdir / "features")  # several rows want the same
     config.update(changes)
     settings.check_evals(config)

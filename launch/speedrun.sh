@@ -3,7 +3,7 @@
 # GPU; leaves a table, curves of score against minutes, pictures and weights.
 #
 #   bash launch/speedrun.sh cpu                         on photographs that come with the packages
-#   bash launch/speedrun.sh cpu --data /data/tfds       on the sets (cifar10, imagenette96) in there
+#   bash launch/speedrun.sh cpu --data /data/tfds       on the sets (cifar10, imagenette/160px-v2) in there
 #   bash launch/speedrun.sh gpu --data /data/tfds --methods sop,dino --sets cifar10
 #
 # cpu needs only Python >= 3.11 and pip, and makes its own .venv; gpu needs the package with a GPU

@@ -58,7 +58,7 @@ def test_rows_weights_curves_and_failures(tmp_path, monkeypatch, capsys):
     ]
     assert cells(text, "raw pixels")[1:3] == ["46.0", "37.0"]
     numbers = ["30.0", "46.0", "62.0", "35.0", "37.0", "65.0"]
-    assert cells(readme.read_text(), "cifar10") == ["60 min of 2 cores", "DINO", *numbers]
+    assert cells(readme.read_text(), "cifar10") == ["60 min on 2 cores", "DINO", *numbers]
     records = [json.loads(line) for line in script.RECORDS.read_text().splitlines()]
     assert [record["run"] for record in records] == [
         f"dino-cifar10-cpu-{seed}-0123456" for seed in (0, 1)
@@ -73,6 +73,11 @@ def test_without_sets_the_photographs_are_learned(tmp_path):
     args = script.argparse.Namespace(budget="gpu", data="", workdir=tmp_path)
     assert script.run_of(args, "sop", "photos", "0", []).config == "sop:photos"
     assert script.run_of(args, "sop", "cifar10", "0", []).config == "sop:cifar10_gpu"
+    # Imagenette under the name that TFDS knows.
+    (tmp_path / "imagenette" / "160px-v2").mkdir(parents=True)
+    args.data = str(tmp_path)
+    run = script.run_of(args, "sop", "imagenette96", "0", [])
+    assert "--config.data.name=imagenette/160px-v2" in run.arguments
 
 
 @pytest.mark.nightly
