@@ -37,7 +37,7 @@ def test_from_files_to_scores(tmp_path, capsys):
     assert "raw pixels" in (tmp_path / "device" / "results.txt").read_text()
     encoder = ssl_jax.load(tmp_path / "device")
     vectors = api.embed(encoder, tmp_path / "tiles" / "test")
-    assert vectors["image"].shape == (16, 16) and np.isfinite(vectors["image"]).all()
+    assert vectors["image"].shape == (2 * bands.CLASSES, 16) and np.isfinite(vectors["image"]).all()
     with pytest.raises(InputError, match="model.in_channels"):
         api.embed(encoder, np.zeros((2, 24, 24, 3), np.uint8))
     config.model.in_channels = 4
