@@ -21,8 +21,8 @@ import numpy as np
 from experiments import tables
 
 _CONDITIONS = {
-    "faiss": "IndexFlatIP, given unit rows, its making not timed",
-    "torch": "on JAX's arrays, eager unless it says so",
+    "faiss": "IndexFlatIP on unit vectors, building it not timed",
+    "torch": "on JAX's arrays, eager unless stated",
 }
 _THREADS = {"faiss": "omp_set_num_threads", "torch": "set_num_threads"}
 

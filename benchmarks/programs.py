@@ -38,13 +38,13 @@ def main(argv=None) -> int:
         "ViT-S/16, untrained, 224 px": encoder.published(small, weights, "untrained"),
         "`zoo/sop_imagenette`, 48 px": ssl_jax.load("zoo/sop_imagenette"),
     }
-    rows = [["network", "file", "export", "MB", "largest difference", "ms an image", "ours"]]
+    rows = [["network", "file", "export", "MB", "largest difference", "ms per image", "ms in ssl_jax"]]
     for title, network in networks.items():
         for to in ("stablehlo", "onnx"):
             rows.append([title, f"`{to}`", *measured(network, to)])
     text = tables.markdown(rows) + (
         f"\n`python -m benchmarks programs --write`: batches of {BATCH} random images, float32,"
-        f" medians of {ROUNDS} rounds\nin turn; onnxruntime {onnxruntime.__version__}."
+        f" medians of {ROUNDS} interleaved\nrounds; onnxruntime {onnxruntime.__version__}."
         f" {tables.provenance()}\n"
     )
     print(text)

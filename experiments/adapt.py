@@ -87,8 +87,8 @@ def rows(records) -> list[list[str]]:
     """The table: scores before, and how much each row of runs changed them, over its seeds."""
     before = records[BEFORE]["scores"]
     made = {name.rpartition("-")[0] for name in records if name != BEFORE}
-    listed = [["trained on", "method", "weights", "seeds", *SCORES.values()]]
-    listed.append(["", "before", "", "", *(f"{before[score]:.1f}" for score in SCORES)])
+    listed = [["trained on", "method", "variant", "seeds", *SCORES.values()]]
+    listed.append(["before", "", "", "", *(f"{before[score]:.1f}" for score in SCORES)])
     for key in itertools.product(SETTINGS["sets"], METHODS, SETTINGS["ways"]):
         if (name := "-".join(key)) in made:
             mine = [x["scores"] for run, x in records.items() if run.rpartition("-")[0] == name]

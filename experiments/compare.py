@@ -95,7 +95,7 @@ def short_table(results: dict) -> list[list[str]]:
         score = tables.spread(run["trained"]["knn"] for run in mine)
         title = f"[{compare.TITLES[method]}](docs/methods/{method}.md)"
         names = ", ".join(f"`{name}`" for name in losses)
-        cell = f"{score} ({statistics.fmean(before):.1f})" if before else "not in this table"
+        cell = f"{score} ({statistics.fmean(before):.1f})" if before else "not measured"
         rows.append([title, paper, f"`{config}`", names, cell])
     return rows
 

@@ -173,8 +173,8 @@ HEADINGS = {name: evals.TYPES[name].heading for name in SCORES} | {
     "where": "maps that move, %",
     "crops": "tokens kept, %",
     "psnr_dense": "PSNR from the dense map",
-    "dense_gain": "PSNR from the dense map, more",
+    "dense_gain": "PSNR gain of the dense map",
     "purity": "purity of modes, %",
-    "purity_gain": "purity, more than after block 1, %",
+    "purity_gain": "purity gain over block 1, %",
     COST: "cost of a step, %",
 }

@@ -86,7 +86,7 @@ def provenance(*where: Path | dict) -> str:
     def each(form: str) -> str:
         return ", ".join(dict.fromkeys(form.format(**one) for one in every))
 
-    parts = [each("{processor}, {cores} cores").replace(" 1 cores", " 1 core")]
+    parts = [each("{processor} ({cores} cores)").replace("(1 cores)", "(1 core)")]
     parts += sorted({one["accelerators"] for one in every if one.get("accelerators")})
     versions = f"Python {each('{python}')}, jax {each('{jax}')}"
     return f"Commit {each('{commit}')}; {', '.join(parts)}; {versions}."

@@ -209,7 +209,7 @@ FAULTS = {
     "disk full": Fault((REFUSED,), strike=_fill),
     "disk read-only": Fault((REFUSED,), strike=_read_only),
     "data worker dies": Fault(_STOPS, strike=_kill_worker),
-    "image appears": Fault((REFUSED,), before=_new_image),
+    "damaged image added": Fault((REFUSED,), before=_new_image),
     "clock a day ahead": Fault(_STOPS, jump=86400.0),
     "clock a day back": Fault(_STOPS, jump=-86400.0),
 }
@@ -217,7 +217,7 @@ FAULTS = {
 NEEDS: dict[str, Callable[[Lane], object]] = {
     "one process dies": lambda lane: lane.processes > 1,
     **dict.fromkeys(("flipped bit", "file cut short", "file gone"), lambda run: run.intact()[1:]),
-    **dict.fromkeys(("half a row", "half a save", "image appears"), Lane.intact),
+    **dict.fromkeys(("half a row", "half a save", "damaged image added"), Lane.intact),
     **dict.fromkeys(("disk full", "disk read-only"), Lane.own_disk),
     "data worker dies": lambda lane: lane.processes == 1,
 }
@@ -326,21 +326,21 @@ def table(entries: dict[str, list[dict]]) -> str:
     everything = [entry for journal in entries.values() for entry in journal]
     steps = [pair for journal in entries.values() for pair in lost(journal)]
     struck, complete = ([e for e in everything if e.get(k)] for k in ("struck", "arrays"))
-    rows = [("fault", "thrown", "survived", "steps lost: mean, most", "exit codes")]
+    rows = [("fault", "thrown", "survived", "steps lost: mean, most", "exit codes of processes")]
     for name, *counts in _counts("fault", struck):
         codes = Counter(c for e in struck if e["fault"] == name for c in e["codes"] or ("hangs",))
         known = [count for fault, count in steps if fault == name]
         said = f"{statistics.fmean(known):.1f}, {max(known)}" if known else "-"
         ended = ", ".join(f"{code} x {n}" for code, n in sorted(codes.items(), key=str))
         rows.append((name, *counts, said, ended))
-    phases = [("phase of a strike", "thrown", "survived"), *_counts("phase", struck)]
+    phases = [("phase, if the run was running", "thrown", "survived"), *_counts("phase", struck)]
     hangs = sum(e["codes"] is None for e in everything)
     total = {k: sum(e.get(k, 0) for e in everything) for k in ("arrays", "rows", *_WORDS)}
     summary = (
         f"{len(struck)} faults on {len(entries)} configurations ({', '.join(entries)}),"
-        f" {sum(e['survived'] for e in struck)} survived; {len(complete)} runs came to their end,"
-        f" {sum(bool(e['names']) for e in complete)} of them different from the undisturbed one in"
-        f" any of {total['arrays']} arrays and {total['rows']} rows; hangs: {hangs}; tracebacks:"
+        f" {sum(e['survived'] for e in struck)} survived; {len(complete)} runs finished,"
+        f" {sum(bool(e['names']) for e in complete)} of them with a difference from the undisturbed run in"
+        f" {total['arrays']} arrays and {total['rows']} rows; hangs: {hangs}; tracebacks:"
         f" {total['tracebacks']}; advice to delete something: {total['advice']}."
     )
     return "\n".join((markdown(rows), markdown(phases), summary))

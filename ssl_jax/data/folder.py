@@ -111,7 +111,7 @@ class Folder(Files):
             facts["masks"] = mask_files(mask_folder, paths, mask_suffix)
         about = [f"masks from {str(beside_images)!r}"] if beside_images is not None else []
         super().__init__("Folder", folder, paths, about=about, bands=bands, **facts)
-        self.left_out = f"{listing.counted(others)} in {folder} (not images)" if others else ""
+        self.left_out = f"{listing.counted(others)} in {folder} (not read)" if others else ""
         if unused := _unused(root, folder, {masks, boxes}):
             what = f"the images of {listed(unused)} next to {folder}"
             self.left_out = f"{self.left_out}; {what}" if self.left_out else what

@@ -18,7 +18,7 @@ that measured it:
     why = "code: Cascade Mask R-CNN"              # begins with what is lacking: code, data or paper
 
 ours.json adds scores of our own runs, {"sop/table10/K1024": {"knn": "69.4 (...)"}}. It is written
-by launch/claims.py.
+by experiments/claims.py.
 """
 
 import dataclasses

@@ -86,7 +86,7 @@ def test_formats_and_what_is_left_out(tmp_path):
     np.testing.assert_array_equal(folder[4]["image"], np.full((4, 5, 3), 7))
     what, place = folder.left_out.split(" in ")
     counts = {"3 .heic", "1 .gif", "1 .txt", "1 .md", "1 without extension"}
-    assert place == f"{tmp_path} (not images)" and counts < set(what.split(", "))
+    assert place == f"{tmp_path} (not read)" and counts < set(what.split(", "))
     assert make_source(dict(kind="folder", dir=tmp_path, size=4)).left_out == folder.left_out
     put(tmp_path / "only" / "1.heic", b"")
     with pytest.raises(InputError, match="1 .heic"):

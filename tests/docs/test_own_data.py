@@ -125,7 +125,7 @@ def test_the_first_command_leaves_pictures(commands, tmp_path, capsys):
     arguments = [*smaller, *(f"--config.{key}" for key in keys), f"--workdir={tmp_path}/run"]
     assert cli.main(["ssl-jax", "train", *arguments]) == 0
     text = capsys.readouterr().out
-    assert f"skipped: 2 .heic, 1 .txt in {tmp_path}/photos (not images)\n" in text
+    assert f"skipped: 2 .heic, 1 .txt in {tmp_path}/photos (not read)\n" in text
     pictures = {path.stem for path in (tmp_path / "run" / "pictures").glob("*")}
     assert {"curves", "attention", "pca", "neighbours", "sop_neighbours"} <= pictures
     assert "RankMe" in (tmp_path / "run" / "results.txt").read_text()
