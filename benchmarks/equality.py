@@ -73,9 +73,9 @@ def main(argv=None) -> int:
         rows.append([network, library, *compared(make(), family)])
         print(" | ".join(rows[-1]), flush=True)
     text = tables.markdown(rows) + (
-        "\nLargest difference, relative to the largest value, of class token and patches after the last"
-        " norm / the outputs\nof all four blocks / the gradient of a randomly signed sum of features"
-        f" with respect to the pixels.\n`python -m benchmarks equality --write`, float32,"
+        "\nLargest difference, relative to the largest value, of class token and patches after the"
+        " last norm / the outputs\nof all four blocks / the gradient of a randomly signed sum of"
+        f" features with respect to the pixels.\n`python -m benchmarks equality --write`, float32,"
         f" seed 0; torch {torch.__version__}, timm {timm.__version__},\ntransformers"
         f" {hf.__version__}. {tables.provenance()}\n"
     )

@@ -60,13 +60,14 @@ CLAIMS = {claim.id: claim for claim in _claims()}
 PAGE = tables.ROOT / "docs" / "claims.md"
 HOLDS, FAILS, OPEN, SHOWN = "holds", "fails", "undecided", "not judged"
 RULE = (
-    "*ours*: mean ± standard deviation. *difference*: first variant minus last with the same seed (costs:"
-    " in the same timing round), mean ± standard error. **holds**: all differences have the paper's sign, and their"
-    " mean is more than twice its standard error. **fails**: the same with the other sign. If"
-    " the paper says that two variants are alike: the mean lies within the tolerance (holds) or"
-    " outside it (fails), by at least two standard errors. **undecided**: anything else."
-    " With two seeds, equally good networks are called different 30 % of the time (15 % in the"
-    " paper's favour), with three seeds 18 %: a single row says little.\n"
+    "*ours*: mean ± standard deviation. *difference*: first variant minus last with the same "
+    "seed (costs: in the same timing round), mean ± standard error. **holds**: all differences "
+    "have the paper's sign, and their mean is more than twice its standard error. **fails**: the"
+    " same with the other sign. If the paper says that two variants are alike: the mean lies "
+    "within the tolerance (holds) or outside it (fails), by at least two standard errors. "
+    "**undecided**: anything else. With two seeds, equally good networks are called different 30"
+    " % of the time (15 % in the paper's favour), with three seeds 18 %: a single row says "
+    "little.\n"
 )
 _HEADING = ("claim", "measured", "ours", "difference", "verdict")
 

@@ -32,8 +32,9 @@ SETS = {"cifar10": ["cifar10"], "imagenette96": ["imagenette96", "imagenette/160
 PHOTOS = "photos"
 # Rows of experiments/evaluate.py, at 128 pixels: at CamVid's own size they take hours.
 SCENES = {"dense_camvid": {"data": {"size": 128}}, "segment_camvid": {"side": 128, "short": 128}}
-HEADING: tuple[str, ...] = ("method", "network", "k-NN", "linear", "CamVid at 128 px, dense / segm.")
-HEADING += ("images seen", "minutes", "seed", "device", "date, commit", "command")
+HEADING: tuple[str, ...] = ("method", "network", "k-NN", "linear")
+HEADING += ("CamVid at 128 px, dense / segm.", "images seen", "minutes", "seed", "device")
+HEADING += ("date, commit", "command")
 RECORDS = store.FOLDER / "speedrun.jsonl"
 
 

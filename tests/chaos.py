@@ -339,8 +339,8 @@ def table(entries: dict[str, list[dict]]) -> str:
     summary = (
         f"{len(struck)} faults on {len(entries)} configurations ({', '.join(entries)}),"
         f" {sum(e['survived'] for e in struck)} survived; {len(complete)} runs finished,"
-        f" {sum(bool(e['names']) for e in complete)} of them with a difference from the undisturbed run in"
-        f" {total['arrays']} arrays and {total['rows']} rows; hangs: {hangs}; tracebacks:"
+        f" {sum(bool(e['names']) for e in complete)} of them with a difference from the undisturbed"
+        f" run in {total['arrays']} arrays and {total['rows']} rows; hangs: {hangs}; tracebacks:"
         f" {total['tracebacks']}; advice to delete something: {total['advice']}."
     )
     return "\n".join((markdown(rows), markdown(phases), summary))
