@@ -232,7 +232,7 @@ def test_reconstructions_are_compared(tmp_path, monkeypatch):
     text = (tmp_path / "reconstruct.md").read_text()
     assert cells(text, "1") == ["50.0 ± 0.0", "13.5 ± 0.7", "14.5 ± 0.7", "50.0 ± 0.0"]
     assert cells(text, "dense MAE") == ["50.0 ± 0.0", "-", "25.5 ± 0.7", "50.0 ± 0.0"]
-    assert f"{text}\nSeeds 0, 1. Commit 0123456; a processor, 2 cores" in document.read_text()
+    assert f"{text}\nSeeds 0, 1. Commit 0123456; a processor (2 cores)" in document.read_text()
     assert [list(curve.y) for curve in drawn[0].curves] == [[14.5, 16.5], [13.5] * 2, [25.5] * 2]
 
 
