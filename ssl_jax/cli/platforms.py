@@ -5,6 +5,7 @@ import os
 
 from ssl_jax import extras
 from ssl_jax.config import InputError
+from ssl_jax.runtime import memory
 
 # {value of --platform: {JAX's name: packages of which one must be installed}}
 _PLATFORMS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -50,10 +51,9 @@ def refusal(error: RuntimeError) -> str | None:
     """One line for JAX's error that a platform is not available, or that its memory is too small;
     None for other errors."""
     lines = str(error).splitlines() or [""]
-    _, exhausted, detail = lines[0].partition("RESOURCE_EXHAUSTED: ")
-    if exhausted:
+    if (reason := memory.exhausted(error)) is not None:
         return (
-            f"the memory of the device is too small: {detail.rstrip('.')}; for training, ssl-jax"
+            f"the memory of the device is too small: {reason.rstrip('.')}; for training, ssl-jax"
             ' plan finds settings that fit (such as optim.chunks=2 or model.remat="block"); for'
             " evaluations, lower evals.batch_size"
         )

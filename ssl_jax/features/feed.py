@@ -24,6 +24,7 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.features import windows
+from ssl_jax.runtime import memory
 
 _THREADS = min(16, 4 + (os.cpu_count() or 1))  # more than cores: some wait for the disk
 _PATIENCE = 1.0  # seconds to wait for a thread once its result is no longer needed
@@ -173,7 +174,7 @@ def _fitting(batch: Batch) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if memory.exhausted(error) is None:
             raise
         height, width = batch.views[0].image.shape[:2]
         raise InputError(

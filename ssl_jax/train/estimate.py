@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import extras, methods
 from ssl_jax.config import InputError, MissingFile, unknown
+from ssl_jax.runtime import memory as memory_lib
 from ssl_jax.runtime import sharding
 from ssl_jax.train import program, setup, step
 from ssl_jax.views import recipe
@@ -145,10 +146,9 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
         lowered = train_step.lower(state, batch)
         compiled, of_one = (_for_gpu if platform == "gpu" else program.compile)(lowered, **options)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if (reason := memory_lib.exhausted(error)) is None:
             raise
         gibibytes = sum(memory.values()) / 2**30
-        reason = str(error).partition("RESOURCE_EXHAUSTED: ")[2].partition("\n")[0]
         raise TooLarge(
             f"the step does not fit a device, which also holds {gibibytes:.2f} GiB of the state:"
             f' {reason} To make it fit: model.remat="block", a larger optim.chunks, more devices or'
@@ -170,7 +170,7 @@ def _for_gpu(lowered: jax.stages.Lowered, **options: Any) -> tuple:
     try:
         return program.compile(lowered, **options)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
+        if memory_lib.exhausted(error) is not None:
             raise
     # Without autotuning, XLA lacks Triton tiles for some products (version 0.11: for all). cuBLAS
     # needs none, but has no float32 product in three bfloat16 passes: XLA writes its parts to
