@@ -6,6 +6,7 @@ block shifts; after each stage, four adjacent tokens are merged into one of twic
 of a token in the last stage (32 pixels with four stages), to which masks also refer.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -179,12 +180,10 @@ class _Block(nnx.Module):
     def weights(self, x, shift):
         """Attention weights [B, heads, N, N] over the whole grid; rows sum to 1 minus the weight on
         padding."""
-        b, height, width, _ = x.shape
         _, weights = self.attn(self.norm1(x), shift)
-        indices, _ = self.attn.windows(height, width, shift)
-        count = height * width
-        full = jnp.zeros((b, weights.shape[2], count, count), jnp.float32)
-        for i, index in enumerate(indices):
+        count = math.prod(x.shape[1:3])
+        full = jnp.zeros((len(x), weights.shape[2], count, count), jnp.float32)
+        for i, index in enumerate(self.attn.windows(x, shift).tokens()):
             full = full.at[:, :, index[:, None], index[None]].set(weights[:, i], mode="drop")
         return full
 
@@ -202,27 +201,24 @@ class _Attention(nnx.Module):
 
     def __call__(self, x, shift):
         """[B, h, w, d] -> [B, h, w, d] and the weights [B, windows, heads, w^2, w^2] (float32)."""
-        b, height, width, d = x.shape
-        indices, regions = self.windows(height, width, shift)
+        windows = self.windows(x, shift)
         # Zero padding is attended to like any token; the published code does not mask it.
-        tokens = jnp.pad(x.reshape(b, height * width, d), ((0, 0), (0, 1), (0, 0)))
-        parts = self.qkv(tokens[:, indices]).reshape(b, *indices.shape, 3, self.heads, -1)
+        parts = self.qkv(windows.cut(x.astype(self.qkv.dtype)))
+        parts = parts.reshape(*parts.shape[:3], 3, self.heads, -1)
         q, k, v = (parts[:, :, :, i] for i in range(3))
         scores = jnp.einsum("bnqhd,bnkhd->bnhqk", q, k, preferred_element_type=jnp.float32)
         scores = scores / math.sqrt(q.shape[-1]) + self._biases()
         if shift:
+            regions = windows.regions()
             separate = regions[:, :, None] != regions[:, None, :]
             scores = scores + jnp.where(separate, _APART, 0.0)[:, None]
         weights = jax.nn.softmax(scores, axis=-1)
         out = jnp.einsum("bnhqk,bnkhd->bnqhd", weights.astype(v.dtype), v)
-        out = self.proj(out.reshape(b, -1, d))
-        back = np.empty(height * width + 1, np.int64)
-        back[indices.reshape(-1)] = np.arange(indices.size)
-        return out[:, back[:-1]].reshape(b, height, width, d), weights
+        return windows.joined(self.proj(out.reshape(*out.shape[:3], -1))), weights
 
-    def windows(self, height, width, shift):
-        """See `_windows`."""
-        return _windows(height, width, self.window, shift, self.shift_first)
+    def windows(self, x, shift):
+        """The windows of x [B, h, w, d]."""
+        return _Windows(*x.shape[1:3], self.window, shift, self.shift_first)
 
     def _biases(self):
         """[heads, w^2, w^2]."""
@@ -232,37 +228,63 @@ class _Attention(nnx.Module):
         return jnp.moveaxis(self.relative_bias[...][down * (2 * self.window - 1) + right], -1, 0)
 
 
-@functools.cache
-def _windows(
-    height: int, width: int, window: int, shift: int, shift_first: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Two int arrays [windows, window^2]: the token index at each position of each window
-    (height * width for padding at the right and bottom), and the region of each position; a
-    shifted window has no attention between regions."""
-    padded = [-(-side // window) * window for side in (height, width)]
-    below, right = padded[0] - height, padded[1] - width
+@dataclasses.dataclass(frozen=True)
+class _Windows:
+    """Windows of window^2 tokens on a grid that is shifted to the top left, and padded at the right
+    and bottom."""
 
-    def shifted(grid):
-        return np.roll(grid, (-shift, -shift), (0, 1))
+    height: int
+    width: int
+    window: int
+    shift: int
+    shift_first: bool
 
-    def pad(grid):
-        return np.pad(grid, ((0, below), (0, right)), constant_values=height * width)
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """Height and width after padding."""
+        return tuple(-(-side // self.window) * self.window for side in (self.height, self.width))
 
-    grid = np.arange(height * width).reshape(height, width)
-    grid = pad(shifted(grid)) if shift_first else shifted(pad(grid))
-    # 0, except in the last window: 1, or 2 for rows shifted in from the opposite side.
-    axes = [
-        (np.arange(side) >= side - window).astype(int) + (np.arange(side) >= side - shift)
-        for side in padded
-    ]
-    regions = 3 * axes[0][:, None] + axes[1]
+    def cut(self, x: jax.Array) -> jax.Array:
+        """[B, height, width, d] -> [B, windows, window^2, d], with zeros as padding."""
+        rows, columns = self.padded
+        widths = ((0, 0), (0, rows - self.height), (0, columns - self.width), (0, 0))
+        if self.shift_first:
+            return self._split(jnp.pad(self._rolled(x, -self.shift), widths))
+        return self._split(self._rolled(jnp.pad(x, widths), -self.shift))
 
-    def split(array):
-        rows, columns = (side // window for side in padded)
-        parts = array.reshape(rows, window, columns, window).swapaxes(1, 2)
-        return parts.reshape(rows * columns, window * window)
+    def joined(self, x: jax.Array) -> jax.Array:
+        """The inverse of `cut`."""
+        rows, columns = (side // self.window for side in self.padded)
+        x = x.reshape(-1, rows, columns, self.window, self.window, x.shape[-1]).swapaxes(2, 3)
+        x = x.reshape(-1, *self.padded, x.shape[-1])
+        if self.shift_first:
+            return self._rolled(x[:, : self.height, : self.width], self.shift)
+        return self._rolled(x, self.shift)[:, : self.height, : self.width]
 
-    return split(grid), split(regions)
+    def tokens(self) -> jax.Array:
+        """Int32 [windows, window^2]: the token at each position; height * width for padding."""
+        count = self.height * self.width
+        index = jnp.arange(count).reshape(1, self.height, self.width, 1) - count
+        return self.cut(index)[0, :, :, 0] + count
+
+    def regions(self) -> np.ndarray:
+        """Int [windows, window^2]: the region of each position; a shifted window has no attention
+        between regions."""
+        # 0, except in the last window: 1, or 2 for rows shifted in from the opposite side.
+        rows, columns = (
+            (np.arange(side) >= side - self.window).astype(int)
+            + (np.arange(side) >= side - self.shift)
+            for side in self.padded
+        )
+        return self._split((3 * rows[:, None] + columns)[None, :, :, None])[0, :, :, 0]
+
+    def _rolled(self, x, by):
+        return jnp.roll(x, (by, by), (1, 2)) if self.shift else x
+
+    def _split(self, x):
+        rows, columns = (side // self.window for side in self.padded)
+        x = x.reshape(-1, rows, self.window, columns, self.window, x.shape[-1]).swapaxes(2, 3)
+        return x.reshape(-1, rows * columns, self.window**2, x.shape[-1])
 
 
 def forward_flops(config: ViTConfig, height: int, width: int) -> float:
