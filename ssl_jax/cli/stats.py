@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if low == high:
         raise InputError(f"{source}: all pixels are {low:g}; use images that vary")
     flags = [f"data.channels={c.channels}"] if c.channels else []
-    flags += [f"data.range={_listed(value_range)}"] if value_range else []
+    flags += [f"data.range={_listed(value_range, digits=9)}"] if value_range else []
     if source.channels != 3:
         flags += [f"model.in_channels={source.channels}"]
     flags += [f"model.mean={_listed((result.mean - low) / (high - low))}"]
@@ -49,6 +49,6 @@ def run(options: argparse.Namespace) -> int:
     return os.EX_OK
 
 
-def _listed(numbers: Iterable[float]) -> str:
+def _listed(numbers: Iterable[float], digits: int = 6) -> str:
     """A tuple written as in --config.KEY=VALUE."""
-    return ",".join(f"{x:.6g}" for x in numbers)
+    return ",".join(f"{x:.{digits}g}" for x in numbers)

@@ -1,5 +1,6 @@
 """Boxes of objects from annotation files: XML by image (VOC, ILSVRC), COCO's JSON."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -158,8 +159,9 @@ class TableBoxes:
         Args:
           corners: for each image [n,4], (top, left, bottom, right) in pixels. labels: [n]. crowds:
             [n] bool; (): there are none.
-          sizes: (height, width) that is stated for each image: those of an image that is turned are
-            of the stored pixels, unless it says that they are upright already.
+          sizes: (height, width) that is stated for each image, zeros for none. Coordinates are
+            scaled to an image of another size with the same proportions. Those of an image that is
+            turned are of the stored pixels, unless the size says that they are upright already.
         """
         self._sizes = sizes
         counts = [len(entry) for entry in labels]  # type: ignore[arg-type]
@@ -174,10 +176,22 @@ class TableBoxes:
     def read(self, i: int, shape: tuple[int, int], turn: int = 1) -> Boxes:
         """Boxes of image i of that shape (H, W) and EXIF orientation."""
         rows = slice(self._starts[i], self._starts[i + 1])
-        upright = turn in SIDEWAYS and bool(self._sizes) and self._sizes[i] == tuple(shape)
-        stated = shape if upright else None
+        stated = _same_proportions(self._sizes[i], shape, turn) if self._sizes else None
         objects = self._corners[rows], self._labels[rows]
         return from_corners(*objects, shape, turn, stated, self._crowds[rows])
+
+
+def _same_proportions(stated, shape, turn):
+    """The stated size (height, width), if the image (or that of its stored pixels) could have been
+    resized from it; else None, as files state sizes carelessly."""
+    ways = [shape, shape[::-1]] if turn in SIDEWAYS else [shape]
+    for height, width in ways:
+        scale = max(stated) / max(height, width)
+        # A side can have been rounded by one pixel.
+        error = max(abs(stated[0] - scale * height), abs(stated[1] - scale * width))
+        if min(stated) > 0 and error <= max(1.0, scale):
+            return stated
+    return None
 
 
 class Instances(NamedTuple):
@@ -214,6 +228,8 @@ def _instances(content: dict[str, Any]) -> Instances:
     if len(place) < len(images) or len(number) < len(categories):
         raise ValueError("two images or two categories have the same id")
     files = tuple(entry["file_name"] for entry in images)
+    if twice := [first for first, second in itertools.pairwise(files) if first == second]:
+        raise ValueError(f"the image {twice[0]} is listed twice")
     names = tuple(entry["name"] for entry in categories)
     if not all(isinstance(name, str) for name in (*files, *names)):
         raise TypeError("names of files and categories must be strings")

@@ -43,6 +43,7 @@ _PLANAR, _SAMPLE_FORMAT = 284, 339
 # Bytes that a file may have for each of `max_pixels` (four channels of 16 bits), and beside them.
 _PER_PIXEL, _BESIDE = 8, 2**26
 _STRIP = 2**20  # pixels that become RGB at once
+_NO_RANGE = "signed, 32-bit and float pixels have no known range"
 
 
 class Unreadable(Exception):
@@ -234,16 +235,26 @@ def _reason(error, data):
 def _rgb(image):
     _check_samples(image)
     image, turn = upright(image)
+    return rgb(image), turn
+
+
+def rgb(image: Image.Image) -> np.ndarray:
+    """A Pillow image as uint8 [H,W,3], as it is stored. Raises ValueError for pixels without a
+    known range."""
     if image.mode.startswith("I"):  # gray of 12 or 16 bits, which convert() would clip at 255
-        tags = getattr(image, "tag_v2", {})
+        tags, values = getattr(image, "tag_v2", {}), np.asarray(image)
         levels = _levels(12 if tags.get(_BITS) == (12,) else 16, tags.get(_PHOTOMETRIC) == 0)
-        return np.repeat(levels[np.asarray(image)][..., None], 3, axis=2), turn
+        if values.min() < 0 or values.max() >= len(levels):
+            raise ValueError(_NO_RANGE)
+        return np.repeat(levels[values][..., None], 3, axis=2)
+    if image.mode == "F":
+        raise ValueError(_NO_RANGE)
     pixels, rows = np.empty((image.height, image.width, 3), np.uint8), _STRIP // image.width + 1
     for top in range(0, image.height, rows):  # all at once Pillow would copy them twice
         bottom = min(top + rows, image.height)
         strip = image.crop((0, top, image.width, bottom)) if rows < image.height else image
         pixels[top:bottom] = strip if strip.mode == "RGB" else strip.convert("RGB")
-    return pixels, turn
+    return pixels
 
 
 def _check_samples(image):
@@ -251,7 +262,7 @@ def _check_samples(image):
     tags = getattr(image, "tag_v2", {})
     bits = max(tags.get(_BITS, (1,)))
     if bits > 16 or max(tags.get(_SAMPLE_FORMAT, (1,))) > 1:
-        raise ValueError("signed, 32-bit and float pixels have no known range")
+        raise ValueError(_NO_RANGE)
     planes = bits > 8 and tags.get(_PLANAR) == 2
     if planes and tags.get(_COMPRESSION, 1) == 1 and image.mode[0] != "I":
         raise ValueError("colours of 16 bits in separate planes are only read if compressed")

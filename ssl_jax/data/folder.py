@@ -24,6 +24,8 @@ EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # what loses no value
 _BESIDE = ("masks", "mask_suffix", "boxes")  # keys that say what lies beside the images
 BESIDE = ("masks", "annotations")  # folders of masks that are found without being named
+_MASK_FOLDERS = (*BESIDE, "mask", "annotation")
+_FIRST = 100  # XML files that tell whether boxes have the classes of the images
 _ACCEPTED = ", ".join(EXTENSIONS)
 # What other kinds of data.kind read.
 OTHERS = {".csv": "csv", ".tsv": "csv", ".tar": "webdataset", ".parquet": "huggingface"}
@@ -40,7 +42,8 @@ class Folder(Files):
     folders of other parts; any other split is an error, because scores on training images would
     pass for test scores. To hold out a part use slices: "train[:90%]", "train[90%:]", see
     `subset.sliced`. With masks or boxes, the images may lie in root/images (root/images/split,
-    root/split/images) instead. A folder that contains only one folder of parts counts as that.
+    root/split/images) instead; without root/split also if there are none. A folder that contains
+    only one folder of parts counts as that.
 
     Masks are found automatically: if root/masks or root/annotations exists, the images are those of
     root/images, and if one of the two folders has a mask for each image, it is used and named in
@@ -54,8 +57,10 @@ class Folder(Files):
     Masks and boxes: files with the stem of the image, at the same relative path or elsewhere below
     their folder. Every image needs a mask; an image without an XML file has no boxes.
 
-    Hidden files and folders are left out; links to folders are followed. `left_out` counts all
-    files that are no images, and names image folders next to that of the split.
+    Hidden files and folders are left out; links to folders are followed. Images in folders called
+    "masks" or "annotations" are left out if an image with the same stem is next to that folder or
+    in a folder "images" next to it. `left_out` counts these, counts all files that are no images,
+    and names image folders next to that of the split.
     """
 
     def __init__(
@@ -84,7 +89,9 @@ class Folder(Files):
         root = _unpacked(local(root))
         beside = listing.place(root, "images", split)
         places = _mask_places(root, split) if beside and not (masks or boxes) else []
-        folder = beside if beside and (masks or boxes or places) else _folder_of_split(root, split)
+        if not (masks or boxes or places or _in_images_alone(root, split, beside)):
+            beside = None
+        folder = beside or _folder_of_split(root, split)
         beside_images = _found_beside(folder, places, mask_suffix, bands) if places else None
         mask_folder = _beside("masks", root, masks, split) if masks else beside_images
         others: Counter = Counter()
@@ -92,6 +99,8 @@ class Folder(Files):
         if mask_folder is not None and mask_folder.is_relative_to(folder):
             inside = mask_folder.relative_to(folder).parts
             paths = [p for p in paths if PurePosixPath(p).parts[: len(inside)] != inside]
+        masks_among = _masks_among(paths)
+        paths = [path for path in paths if path not in masks_among]
         if not paths:
             there = f" (found: {listing.counted(others)})" if others else ""
             kind = next((kind for end, kind in OTHERS.items() if end in others), "")
@@ -104,17 +113,19 @@ class Folder(Files):
         label_names, labels = _folder_classes(paths)
         facts: dict[str, Any] = dict(labels=labels, class_names=label_names)
         if boxes:
-            names = classes.given(section) or label_names
-            facts["boxes"], facts["box_names"] = _boxes(root, boxes, split, paths, names)
+            names = classes.given(section), label_names
+            facts["boxes"], facts["box_names"] = _boxes(root, boxes, split, paths, *names)
         if mask_folder is not None:
             facts |= classes.of_masks(section)
             facts["masks"] = mask_files(mask_folder, paths, mask_suffix)
         about = [f"masks from {str(beside_images)!r}"] if beside_images is not None else []
         super().__init__("Folder", folder, paths, about=about, bands=bands, **facts)
-        self.left_out = f"{listing.counted(others)} in {folder} (not read)" if others else ""
+        left_out = [f"{listing.counted(others)} in {folder} (not read)"] if others else []
+        if masks_among:
+            left_out.append(f"{len(masks_among)} masks, such as {min(masks_among)}")
         if unused := _unused(root, folder, {masks, boxes}):
-            what = f"the images of {listed(unused)} next to {folder}"
-            self.left_out = f"{self.left_out}; {what}" if self.left_out else what
+            left_out.append(f"the images of {listed(unused)} next to {folder}")
+        self.left_out = "; ".join(left_out)
 
     def images_alone(self) -> "Folder":
         """The same images and labels without masks and boxes."""
@@ -134,10 +145,15 @@ def mask_files(folder: Path, paths: Sequence[str], suffix: str = "") -> list[str
 
 
 def xml_boxes(
-    folder: Path, paths: Sequence[str], names: Sequence[str] | None, first_pixel: int = 0
+    folder: Path,
+    paths: Sequence[str],
+    names: Sequence[str] | None,
+    first_pixel: int = 0,
+    likely: Sequence[str] | None = None,
 ) -> tuple[ReadsBoxes, Sequence[str]]:
-    """Reader of the XML files that belong to images, and the names of its classes; without `names`
-    they are read from all files. Raises InputError if no file belongs to an image."""
+    """Reader of the XML files that belong to images, and the names of its classes: `names`, or
+    `likely` if the first files have no other class, or all that are in the files. Raises InputError
+    if no file belongs to an image."""
     matches = listing.matched(paths, listing.files_below(folder, (".xml",)))
     files = [None if path is None else os.path.join(folder, path) for path in matches]
     if not any(files):
@@ -145,7 +161,10 @@ def xml_boxes(
             f"data.boxes: no image has an XML file in or below {folder}; {paths[0]} would have"
             f" {listing.stem(paths[0])}.xml"
         )
-    names = names or _named_in([path for path in files if path is not None])
+    there = [path for path in files if path is not None]
+    if not names and likely and set(_named_in(there[:_FIRST])) <= set(likely):
+        names = likely
+    names = names or _named_in(there)
     return boxes_lib.XmlBoxes(files, names, first_pixel), names
 
 
@@ -157,13 +176,18 @@ def _named_in(files):
         raise InputError(f"data.boxes: {error}") from error
 
 
-def _boxes(root, where, split, paths, names):
-    """(reader, class names) of the boxes in a folder of XML files or a COCO JSON file."""
+def _boxes(root, where, split, paths, names, likely):
+    """(reader, class names) of the boxes in a folder of XML files or a COCO JSON file. names,
+    likely: see `xml_boxes`."""
     if not where.endswith(".json"):
-        return xml_boxes(_beside("boxes", root, where, split), paths, names)
+        return xml_boxes(_beside("boxes", root, where, split), paths, names, likely=likely)
     content = boxes_lib.read_coco(root / local(where.replace("{split}", split)))
-    number = {listing.stem(file): i for i, file in enumerate(content.files)}
-    order = [number.get(listing.stem(path)) for path in paths]
+    stems = list(map(listing.stem, content.files))
+    count = Counter(stems)
+    # The extension may differ, unless two images differ in nothing else.
+    number = {stem: i for i, stem in enumerate(stems) if count[stem] == 1}
+    number |= {file: i for i, file in enumerate(content.files)}
+    order = [number.get(path, number.get(listing.stem(path))) for path in paths]
     listing.refuse_missing("data.boxes", f"entry in {where}", paths, order, "it must list them all")
     every: tuple[Any, ...] = (content.corners, content.labels, content.sizes, content.crowds)
     mine = ([values[i] for i in order if i is not None] for values in every)
@@ -188,8 +212,27 @@ def parts(section: kinds.Section) -> list[str]:
     # Masks or boxes lie in other folders, so that root/images may hold the splits.
     divided = any(section.get(key) for key in ("masks", "boxes"))
     divided |= any(listing.below(root, name) for name in BESIDE)
-    inner = listing.subfolders(images) if divided and images else []
+    inner = listing.subfolders(images) if images else []
+    inner = inner if divided else filter(listing.is_part, inner)
     return sorted({*listing.subfolders(root), *inner})
+
+
+def _in_images_alone(root, split, beside):
+    """Whether the split is a folder in root/images, as YOLO has it, and none in `root`."""
+    inside = beside is not None and beside != listing.below(root, "images")
+    return inside and not listing.below(root, split)
+
+
+def _masks_among(paths):
+    """Those of the images that are masks of others, see `Folder`."""
+    stems, found = set(map(listing.stem, paths)), set()
+    for path in paths:
+        *above, folder, name = ("", *listing.stem(path).split("/"))
+        if folder.lower() in _MASK_FOLDERS:
+            places = (above[1:], [*above[1:], "images"])
+            if any("/".join((*place, name)) in stems for place in places):
+                found.add(path)
+    return found
 
 
 def _mask_places(root, split):

@@ -88,7 +88,8 @@ class HuggingFace(Stored):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, str):  # the image lies beside the table
             try:
-                path = os.path.join(self._root, value)
+                folder = self._root.parent if self._root.is_file() else self._root
+                path = os.path.join(folder, value)
                 return reading.read_bytes(path, most_bytes(self.max_pixels))
             except OSError as error:
                 raise Unreadable(self.name(i), f"{value}: {reason(error)}") from error
@@ -121,15 +122,14 @@ def parts(section: kinds.Section) -> list[str]:
     place = local(section["dir"])
     if (place / "state.json").is_file():
         return []
-    folders = [path.parent.name for path in place.glob("*/state.json")]
+    folders = [path.parent.name for path in listing.matching(place, "*/state.json")]
     files = [_split_of(path) for path in _parquet(place)]
     return sorted({*folders, *(name for name in files if name)})
 
 
 def _parquet(place):
     """All parquet files of a data set."""
-    paths = {path for form in ("*", "*/*", "*/*/*") for path in place.glob(f"{form}.parquet")}
-    return sorted(path for path in paths if not path.name.startswith("."))
+    return listing.matching(place, "*.parquet", "*/*.parquet", "*/*/*.parquet")
 
 
 def _split_of(path):
@@ -144,18 +144,33 @@ def _files(section, split) -> list[str]:
     """The files of a split, in their order."""
     place = local(section["dir"])
     if place.is_file():
+        if split != "train" and not listing.alike(split, [_split_of(place)]):
+            raise InputError(
+                f"data.split: {place} is the part train, not {split!r}; to hold out a part, use a"
+                ' slice such as "train[90%:]", or set data.dir to the folder of the data set'
+            )
         return [str(place)]
     split = listing.alike(split, parts(section)) or split
     for folder in (place / split, *([place] if split == "train" else [])):
         if (folder / "state.json").is_file():
             return _saved_files(folder)
-    files = [str(path) for path in _parquet(place) if _split_of(path) == split]
+    files = [path for path in _parquet(place) if _split_of(path) == split]
+    if len(configs := sorted({_config_of(path, place, split) for path in files})) > 1:
+        raise InputError(
+            f"data.dir: {place} holds the configurations {listed(configs)}; add the name of one"
+        )
     if not files:
         there = listed(parts(section)) if place.is_dir() else "it is not a folder"
         raise InputError(
             f"data.split: {place} has no parquet or Arrow files of {split!r}; splits: {there}"
         )
-    return files
+    return list(map(str, files))
+
+
+def _config_of(path, place, split):
+    """The folder of a file's configuration, relative to the data set's."""
+    folders = path.relative_to(place).parts[:-1]
+    return "/".join(name for name in folders if name not in ("data", split)) or "."
 
 
 def _saved_files(folder) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,16 +14,19 @@ _NAMED = 3  # files in an error
 # What people call a part of a set, and the folders in it; in any case.
 _PARTS = (("train", "training"), ("val", "validation", "valid"), ("test", "testing"))
 _ALIKE = (*_PARTS, ("images", "image"), ("masks", "mask"), ("annotations", "annotation"))
+# What may follow the name of a part: "train2017", "val_images".
+_AFTER = re.compile(r"[-_ ]?(?:\d{4}|images?|imgs?|set|data|split)$")
 # Of systems, with small pictures of those beside them.
 _SYSTEM = ("@eadir", "__macosx", "$recycle.bin", "lost+found")
 
 
 def alike(name: str, there: Iterable[str]) -> str | None:
     """The name in `there` with the same meaning: itself, or else in another case, or a synonym
-    ("Training" for "train"). None if there is none; InputError if there are several."""
+    ("Training" or "train2017" for "train"). None if there is none; InputError if there are
+    several."""
     there = list(there)
     words = next((words for words in _ALIKE if name.lower() in words), (name.lower(),))
-    matches = [name] if name in there else [other for other in there if other.lower() in words]
+    matches = [name] if name in there else [other for other in there if _word(other) in words]
     if len(matches) > 1:
         raise InputError(f"data.split: {name!r} can be {listed(matches)}; name one of them")
     return matches[0] if matches else None
@@ -30,7 +34,14 @@ def alike(name: str, there: Iterable[str]) -> str | None:
 
 def is_part(name: str) -> bool:
     """Whether this is a usual name of a part of a set."""
-    return any(name.lower() in words for words in _PARTS)
+    return any(_word(name) in words for words in _PARTS)
+
+
+def _word(name):
+    """A name in small letters; of a part without what follows it."""
+    name = name.lower()
+    short = _AFTER.sub("", name)
+    return short if any(short in words for words in _PARTS) else name
 
 
 def below(folder: Path, name: str, there: Iterable[str] | None = None) -> Path | None:
@@ -80,10 +91,16 @@ def files_below(
     return sorted(paths)
 
 
-def text_of(key: str, path: str | os.PathLike, encoding: str = "utf-8") -> str:
+def matching(folder: Path, *patterns: str) -> list[Path]:
+    """Sorted paths below a folder that fit one of the patterns, without hidden ones."""
+    paths = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(p for p in paths if not any(map(_hidden, p.relative_to(folder).parts)))
+
+
+def text_of(key: str, path: str | os.PathLike) -> str:
     """The text in a file that the key `data.KEY` names. Raises InputError."""
     try:
-        return reading.read_text(local(path), encoding)
+        return reading.read_text(local(path), "utf-8-sig")  # Windows writes a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise InputError(f"data.{key}: {path} cannot be read: {why}") from error
@@ -92,7 +109,7 @@ def text_of(key: str, path: str | os.PathLike, encoding: str = "utf-8") -> str:
 def lines_of(key: str, path: str | os.PathLike) -> list[str]:
     """The lines of a text file that the key `data.KEY` names, but empty ones. Raises InputError,
     also for one without a line."""
-    lines = [line.strip() for line in text_of(key, path).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(key, path).split("\n") if line.strip()]
     if not lines:
         raise InputError(f"data.{key}: {path} is empty; write one name per line")
     return lines
@@ -134,20 +151,22 @@ def stem(path: str) -> str:
 
 def matched(images: Iterable[str], files: Sequence[str], suffix: str = "") -> list[str | None]:
     """For each image the file of the same stem: at the same relative path, or else the only one of
-    that name in any folder; None if there is none.
+    that name in any folder, if no other image has that name; None if there is none.
 
     suffix: follows the stem of the image in the name of the file ("_mask": a.jpg, a_mask.png).
     """
     by_path = {stem(path): path for path in files}
+    names = [stem(image) + suffix for image in images]
     by_name: dict[str, list[str]] = {}
     for path in files:
         by_name.setdefault(posixpath.basename(stem(path)), []).append(path)
-    result: list[str | None] = []
-    for image in images:
-        name = stem(image) + suffix
-        alike = by_name.get(posixpath.basename(name), [])
-        result.append(by_path.get(name) or (alike[0] if len(alike) == 1 else None))
-    return result
+    count = Counter(map(posixpath.basename, names))
+
+    def elsewhere(name):
+        alike = by_name.get(name, [])
+        return alike[0] if len(alike) == count[name] == 1 else None
+
+    return [by_path.get(name) or elsewhere(posixpath.basename(name)) for name in names]
 
 
 def refuse_missing(

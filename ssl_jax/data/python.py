@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError, did_you_mean
-from ssl_jax.data import base, kinds
+from ssl_jax.data import base, decode, kinds
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked
 
@@ -26,7 +26,9 @@ class Called(base.Wrapper):
     an image is a PIL image, or an array uint8 [H,W,C] or [H,W], C = `channels`. The object may have
     attributes of `data.source` (`num_classes`, `class_names`, ...), or `classes`, which are class
     names or {name: number}. Labels are used only with one of these; they are integers below the
-    number of classes, and None or a negative number means that an image has no label.
+    number of classes, and None or a negative number means that an image has no label. If there are
+    such images, the labels must also be in an attribute `targets`, so that evaluations can leave
+    them out.
 
     The object is read from several threads, and pickled for worker processes.
     """
@@ -67,6 +69,10 @@ class Called(base.Wrapper):
         self.class_names = names
         if self.num_classes is None and self.class_names:
             self.num_classes = len(self.class_names)
+        targets = getattr(records, "targets", None)
+        if self.num_classes is not None and targets is not None and len(targets) == len(records):
+            missing = [i for i, label in enumerate(targets) if label is None or label < 0]
+            self.unlabelled = self.unlabelled or missing
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
@@ -139,8 +145,8 @@ def _function(kind):
 
 def _pixels(image, channels):
     """An image of any kind as [H,W,C], uint8 or float32."""
-    convert = hasattr(image, "convert") and channels == 3
-    pixels = np.asarray(image.convert("RGB") if convert else image)
+    is_pillow = hasattr(image, "convert") and channels == 3
+    pixels = decode.rgb(image) if is_pillow else np.asarray(image)
     if pixels.ndim == 2 and channels in (1, 3):
         pixels = np.repeat(pixels[..., None], channels, axis=2)
     fits = pixels.ndim == 3 and pixels.shape[-1] == channels

@@ -1,6 +1,7 @@
 """A CSV or TSV file that lists images as a source."""
 
 import csv
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,14 @@ class Table(Files):
         it.
 
         Raises:
-          InputError: naming file and row for a row without a path or label, or with too few or too
-            many cells; file and columns for a column or split that is not there.
+          InputError: naming file and row for a row without a path, or with too few or too many
+            cells; file and columns for a column or split that is not there.
         """
         self._list = _file(section["dir"], split)
         columns, rows = _read(self._list)
         column = _columns(section, self._list, columns)
         facts: dict[str, Any] = {}
-        labels = _labels(self._list, rows, column["labels"])
+        labels = _labels(rows, column["labels"])
         indices = _of_split(self._list, columns, rows, split)
         if labels is not None:
             numbers, facts["class_names"] = numbered(labels)
@@ -99,7 +100,7 @@ def parts(section: kinds.Section) -> list[str]:
 def _files(place):
     if place.is_file():
         return [place]
-    return sorted(path for path in place.glob("*") if path.suffix.lower() in EXTENSIONS)
+    return [path for path in listing.matching(place, "*") if path.suffix.lower() in EXTENSIONS]
 
 
 def _file(place, split) -> Path:
@@ -109,7 +110,9 @@ def _file(place, split) -> Path:
         raise InputError(f"data.dir: {place} does not exist; give a CSV file, or its folder")
     files = _files(place)
     name = listing.alike(split, [file.stem for file in files])
-    matches = [file for file in files if file.stem == name] or (files if len(files) == 1 else [])
+    matches = [file for file in files if file.stem == name]
+    if len(files) == 1 and (place.is_file() or not listing.is_part(files[0].stem)):
+        matches = files
     if not matches:
         names = listed([file.name for file in files])
         raise InputError(f"data.split: {place} has no list {split}.csv; lists: {names}")
@@ -118,10 +121,10 @@ def _file(place, split) -> Path:
 
 def _read(path):
     """(names of the columns, [(row of the file, {column: cell})]) of a CSV or TSV file."""
-    text = listing.text_of("dir", path, "utf-8-sig")
+    text = listing.text_of("dir", path)
     head = text.split("\n", 1)[0]
     delimiter = max("\t,;", key=head.count)
-    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows = []
     try:
         columns = [name.strip() for name in reader.fieldnames or ()]
@@ -168,15 +171,13 @@ def _split_column(path, columns):
     return name
 
 
-def _labels(path, rows, column):
-    """The texts of all labels; None without a column, or if it is empty."""
-    texts = None if column is None else [cells[column] for _, cells in rows]
-    if texts is None or not any(texts):
+def _labels(rows, column):
+    """The texts of all labels, None for an empty cell and -1; None without a column, or if it holds
+    no label."""
+    if column is None:
         return None
-    if not all(texts):
-        line = rows[texts.index("")][0]
-        raise InputError(f"data.labels: {path}, row {line}: no label in the column {column!r}")
-    return texts
+    texts = [None if cells[column] in ("", "-1") else cells[column] for _, cells in rows]
+    return texts if any(texts) else None
 
 
 def _of_split(path, columns, rows, split):

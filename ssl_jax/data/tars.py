@@ -24,7 +24,7 @@ LABELS = ("label", "class", "cls", "category", "target")  # in a .json
 _MOST = 2**24  # bytes of a label or json
 _HEADER = 2**16  # bytes of a tar's header at most, long names and attributes included
 _PARTS = re.compile(
-    r"(?:^|[-_.])(train(?:ing)?|val(?:id|idation)?|test(?:ing)?)(?=[-_.])", re.IGNORECASE
+    r"(?<![a-z])(train(?:ing)?|val(?:id|idation)?|test(?:ing)?)(?![a-z])", re.IGNORECASE
 )
 
 
@@ -51,7 +51,7 @@ class Tars(Stored):
 
         Raises:
           InputError: naming shard and sample for a tar that is compressed or broken, a sample
-            without label or mask where others have one.
+            without a mask where others have one, a label that is no number or text.
         """
         place, self._shards = section["dir"], _shards(section, split)
         shards = range(len(self._shards))
@@ -66,20 +66,17 @@ class Tars(Stored):
         self._members = {"image": list(filter(None, images)), "mask": masks}
         missing = len(samples) - len(chosen)
         self.left_out = f"{missing} samples without an image in {place}" if missing else ""
-        values: dict[str, Any] = {"labels": [label for _, _, label in chosen], "masks": masks}
-        for key, column in values.items():
-            lacking = [self.name(i) for i, value in enumerate(column) if value is None]
-            if len(lacking) == len(column) and section[key]:
+        values = [label for _, _, label in chosen]
+        for key, column in {"labels": values, "masks": masks}.items():
+            if section[key] and all(value is None for value in column):
                 raise self._lacking(key, section[key], there)
-            if 0 < len(lacking) < len(column):
-                what = f"{len(lacking)} of {len(column)} samples have none"
-                raise InputError(f"data.{key}: {what}: {listed(lacking, 3)}")
-            values[key] = column if len(lacking) < len(column) else None
-        labels, class_names = checked_labels(values["labels"], self.name)
-        given = classes.of_masks(section) if values["masks"] else {}
-        self._describe(
-            labels=labels, class_names=class_names, masks=values["masks"] is not None, **given
-        )
+        if any(masks) and not all(masks):
+            lacking = [self.name(i) for i, mask in enumerate(masks) if mask is None]
+            what = f"{len(lacking)} of {len(masks)} samples have none"
+            raise InputError(f"data.masks: {what}: {listed(lacking, 3)}")
+        labels, class_names = checked_labels(values, self.name)
+        given = classes.of_masks(section) if all(masks) else {}
+        self._describe(labels=labels, class_names=class_names, masks=all(masks), **given)
         self._about = [repr(str(place)), repr(split), f"shards={len(shards)}"]
         self._about += self._encoded(section["labels"], section["masks"])
 
@@ -94,7 +91,7 @@ class Tars(Stored):
     def _index(self, number, key_of_label):
         """[(key, {extension: _Member}, label)] of the samples of a shard, in its order."""
         samples: dict[str, dict[str, _Member]] = {}
-        labels: dict[str, Any] = {}
+        labels: dict[str, dict[str, Any]] = {}
         try:
             # mypy's stubs want an object that also writes.
             with (
@@ -119,8 +116,7 @@ class Tars(Stored):
                         file.seek(member.begin)
                         content = file.read(member.size)
                         label = _label(name, content, extension, key_of_label)
-                        if label is not None:
-                            labels.setdefault(key, label)
+                        labels.setdefault(key, {})[extension] = label
         except InputError:
             raise
         except Exception as error:  # tarfile raises nearly anything for headers that are broken
@@ -128,7 +124,8 @@ class Tars(Stored):
                 f"data.dir: {self._shards[number]} cannot be read as a tar: {reason(error)};"
                 " it must be complete and not compressed"
             ) from error
-        return [(f"{number}/{key}", members, labels.get(key)) for key, members in samples.items()]
+        found = {key: _first_label(labels.get(key, {})) for key in samples}
+        return [(f"{number}/{key}", members, found[key]) for key, members in samples.items()]
 
     def _read(self, i: int, part: str) -> bytes:
         member = self._members[part][i]
@@ -173,8 +170,8 @@ def parts(section: kinds.Section) -> list[str]:
     place = local(section["dir"])
     if place.is_file():
         return []
-    named = [_PARTS.search(path.name) for path in place.glob("*.tar")]
-    folders = [path.parent.name for path in place.glob("*/*.tar")]
+    named = [_PARTS.search(path.name) for path in listing.matching(place, "*.tar")]
+    folders = [path.parent.name for path in listing.matching(place, "*/*.tar")]
     return sorted({*folders, *(match[1] for match in named if match)})
 
 
@@ -185,8 +182,8 @@ def _shards(section, split) -> list[str]:
         shards = [place] if split == "train" else []
     else:
         split = listing.alike(split, parts(section)) or split
-        tars = sorted(place.glob("*.tar"))
-        inside = sorted((place / split).glob("*.tar"))
+        tars = listing.matching(place, "*.tar")
+        inside = listing.matching(place / split, "*.tar")
         named = [path for path in tars if split in _PARTS.findall(path.name)]
         divided = any(_PARTS.search(path.name) for path in tars)
         shards = inside or named or (tars if split == "train" and not divided else [])
@@ -205,6 +202,12 @@ def _first(members, name, usual):
     return next((members[name] for name in names if name in members), None)
 
 
+def _first_label(labels):
+    """Of a sample's labels {extension: label} the one in "cls", or else the first one."""
+    every = (labels.get("cls"), *labels.values())
+    return next((label for label in every if label is not None), None)
+
+
 def _label(name, content, extension, key):
     """The label in a member's bytes; None if it holds none."""
     try:
@@ -212,8 +215,9 @@ def _label(name, content, extension, key):
         if extension != "json":
             return _number(text.strip()) if not key or key == extension else None
         fields = reading.parse_json(text)
-        keys = (key,) if key else LABELS
-        value = next((fields[key] for key in keys if key in fields), None)
+        found = [fields[name] for name in ((key,) if key else LABELS) if name in fields]
+        usable = [value for value in found if key or isinstance(value, str | int | float)]
+        value = usable[0] if usable else None
         if not isinstance(value, str | int | float | None) or value != value:
             raise ValueError(f"labels must be numbers or strings, not {value!r:.99}")
     except (UnicodeDecodeError, ValueError, TypeError) as error:

@@ -55,9 +55,18 @@ class Tfds(Stored):
             label = inner["label"] if "label" in inner else None
             self.has_boxes, self.box_names = True, _names(label)
             self.num_box_classes = getattr(label, "num_classes", None)
+        if self.num_classes is not None and self._is_hidden_part():
+            self.num_classes = self.class_names = None
         self.size = self._declared_size(features[self._parts["image"]].shape)
         about = [repr(self._name), repr(split), f"images={len(self)}"]
         self._about = about + ([classes.summary(self._table, masks)] if masks else [])
+
+    def _is_hidden_part(self):
+        """Whether record 0 has the label -1, as TFDS marks a part without labels."""
+        try:
+            return self._record(0)["label"] < 0
+        except Unreadable:
+            return False
 
     def _declared_size(self, shape):
         """(H, W) of the image feature if it is fixed and record 0 keeps to it (some sets do not),

@@ -89,8 +89,8 @@ def fit_to_data(
     if records is not None:
         if (count := len(records.unlabelled)) and section.selected(config):
             notes.append(
-                f"evaluations: the {count} images of {_where(config.data)} outside its"
-                f" {records.num_classes} class folders are not evaluated; training uses them"
+                f"evaluations: the {count} images of {_where(config.data)} without a label are not"
+                " evaluated; training uses them"
             )
         notes += _choose_parts(config, followers, given)
     section.check(config)

@@ -46,6 +46,11 @@ def test_folders_without_classes(names, tmp_path):
         ("Training/a/1.png Testing/a/2.png", "train", "Training"),
         ("TRAIN/1.png validation/2.png", "val", "validation"),
         ("set/train/1.png set/test/2.png", "test", "set/test"),
+        ("train2017/1.png val2017/2.png", "train", "train2017"),
+        ("train_images/1.png test_images/2.png", "test", "test_images"),
+        ("images/train/1.png images/val/2.png labels/train/1.png", "train", "images/train"),
+        ("images/train/1.png images/val/2.png", "val", "images/val"),
+        ("train2014/1.png train2017/2.png", "train", None),
         ("valid/1.png Test/2.png", "train", None),
         ("Train/1.png TRAIN/2.png", "train", None),
     ],
@@ -70,6 +75,16 @@ def test_images_beside_classes_have_no_label(tmp_path):
     assert records.unlabelled == [3] and Subset(records, [3, 1, 3]).unlabelled == [0, 2]
     with pytest.raises(InputError, match="1 of 4 images.*c.png"):
         check_labels(records, SimpleNamespace(classes=2))
+
+
+def test_masks_are_no_images(tmp_path):
+    """Masks next to the images of each class, and in a class of that name."""
+    places = [f"{x}/{part}/1.png" for x in "ab" for part in ("images", "masks")]
+    write(tmp_path, dict.fromkeys([*places, "a/0.png", "a/Mask/0.png", "masks/other.png"], 0))
+    folder = Folder(tmp_path)
+    assert files(folder, tmp_path) == ["a/0.png", *places[::2], "masks/other.png"]
+    assert folder.left_out == "3 masks, such as a/Mask/0.png"
+    assert folder.class_names == ("a", "b", "masks")
 
 
 def test_formats_and_what_is_left_out(tmp_path):
@@ -227,6 +242,11 @@ def test_boxes_of_a_flat_folder(tmp_path):
     records = Folder(tmp_path, section=dict(boxes="xml"))
     assert records.box_names == ("cat", "dog") and records.num_classes is None
     assert [records[i]["box_labels"].tolist() for i in range(2)] == [[1], [0]]
+    for i in range(2):  # folders that are no classes of these boxes
+        put(tmp_path / "images" / f"scene{i}" / f"{i}.png", png(IMAGES[i]))
+        (tmp_path / "images" / f"{i}.png").unlink()
+    records = Folder(tmp_path, section=dict(boxes="xml"))
+    assert records.box_names == ("cat", "dog") and records.class_names == ("scene0", "scene1")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="data.boxes: .*0.xml"):
         Folder(tmp_path, section=dict(boxes="empty"))
@@ -242,3 +262,26 @@ def test_boxes_in_a_coco_file(tmp_path):
     write(tmp_path, {"train/d.jpg": 0})
     with pytest.raises(InputError, match="1 of 4 .*d.jpg"):
         Folder(tmp_path, section=dict(boxes="instances_{split}.json"))
+
+
+def test_boxes_of_equal_stems(tmp_path):
+    """`number.png` and `number.jpg` have their own boxes; the file states a larger image."""
+    write(tmp_path, {"0.jpg": 0, "0.png": 0})
+    images = [dict(id=i, file_name=f"0.{end}") for i, end in enumerate(("jpg", "png"))]
+    images[1] |= dict(height=16, width=16)
+    boxes = [dict(image_id=i, category_id=1, bbox=[2 * i, 4, 2, 2]) for i in range(2)]
+    content = dict(images=images, annotations=boxes, categories=[dict(id=1, name="a")])
+    put(tmp_path / "all.json", json.dumps(content))
+    records = Folder(tmp_path, section=dict(boxes="all.json"))
+    np.testing.assert_array_equal(records[0]["boxes"], [[4, 0, 2, 2]])
+    np.testing.assert_array_equal(records[1]["boxes"], [[2, 1, 1, 1]])
+    images[1] |= dict(height=16, width=24)  # of another image
+    put(tmp_path / "all.json", json.dumps(content))
+    records = Folder(tmp_path, section=dict(boxes="all.json"))
+    np.testing.assert_array_equal(records[1]["boxes"], [[4, 2, 2, 2]])
+
+
+def test_a_missing_mask_is_not_that_of_another_image(tmp_path):
+    write(tmp_path, {"images/a/0.png": 0, "images/b/0.png": 1}, {"masks/a/0.png": 0})
+    with pytest.raises(InputError, match="data.masks: 1 of 2 .*b/0.png"):
+        Folder(tmp_path, section=dict(masks="masks"))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
+from PIL import Image
 
 from ssl_jax import config as config_lib
 from ssl_jax import settings
@@ -27,8 +28,10 @@ class Records:
         return f"mine {i}"
 
 
-of_records, of_gray, of_wrong, of_nothing, of_none = (
+of_records, of_levels, of_floats, of_gray, of_wrong, of_nothing, of_none = (
     Records,
+    lambda: [(Image.fromarray(np.full((4, 4), 257 * 99, np.uint16)), 0)],
+    lambda: [(Image.fromarray(np.zeros((4, 4), np.float32)), 0)],
     lambda: [(IMAGES[0][..., 0], 0)],
     lambda: [(IMAGES[0].astype(np.float64), 0)],
     lambda: iter(()),
@@ -52,8 +55,10 @@ def test_records_and_what_they_say_of_themselves():
     np.testing.assert_array_equal(records[1]["mask"], MASKS[1])
     assert records.shape(0) == (8, 8)
     np.testing.assert_array_equal(made("of_gray")[0]["image"][..., 2], IMAGES[0][..., 0])
-    with pytest.raises(Unreadable, match="float64"):
-        made("of_wrong")[0]
+    assert (made("of_levels")[0]["image"] == 99).all()  # of 16 bits
+    for name, wrong in {"of_wrong": "float64", "of_floats": "range"}.items():
+        with pytest.raises(Unreadable, match=wrong):
+            made(name)[0]
 
 
 def test_labels_are_whole_numbers_below_that_of_classes(monkeypatch):
@@ -62,7 +67,9 @@ def test_labels_are_whole_numbers_below_that_of_classes(monkeypatch):
     monkeypatch.setitem(globals(), "of_labels", lambda: labelled((IMAGES[0], x) for x in labels))
     records = made("of_labels")
     assert records.class_names == ["a", "b"]
-    assert [records[i]["label"] for i in range(3)] == [1, -1, -1]
+    assert [records[i]["label"] for i in range(3)] == [1, -1, -1] and records.unlabelled == ()
+    labelled.targets = [1, -1, None, 1, 1, 1]
+    assert made("of_labels").unlabelled == [1, 2]
     for i in range(3, 6):
         with pytest.raises(InputError, match=f"of_labels/{i} .*label"):
             records[i]

@@ -44,11 +44,28 @@ def test_splits(folder):
         make_source(config, split="val")
 
 
+def test_rows_without_a_label(folder):
+    images = opened(folder, "path,label\njpg/0.png,b\njpg/1.png,\njpg/2.png,-1\njpg/3.png,a\n")
+    assert [record["label"] for record in images] == [1, -1, -1, 0] and images.unlabelled == [1, 2]
+    assert images.class_names == ("a", "b")
+    assert opened(folder, "path,label\njpg/0.png,\n").num_classes is None
+
+
+def test_files_as_systems_write_them(folder):
+    """A byte-order mark, hidden files and a line separator in a cell; a part alone is no set."""
+    put(folder / "lists" / "._x.csv", "")
+    text = "\ufeffpath,note\n../jpg/0.png,a\u2028b\n"
+    assert len(opened(folder / "lists", text)) == 1
+    assert len(make_source(dict(kind="csv", dir=str(folder / "lists")))) == 1
+    put(folder / "part" / "test.csv", text)
+    with pytest.raises(InputError, match="data.split: .*train.csv"):
+        make_source(dict(kind="csv", dir=str(folder / "part")))
+
+
 @pytest.mark.parametrize(
     "text, named",
     [
         ("path,label\njpg/0.png,a\n,b\n", "row 3"),
-        ("path,label\njpg/0.png,a\njpg/1.png,\n", "data.labels: .*row 3"),
         ("path,label\njpg/0.png,a,b\n", "row 2"),
         ("path,label\njpg/0.png\n", "row 2"),
         ("path,label\njpg/9.png,a\n", "row 2: .*jpg/9.png"),
