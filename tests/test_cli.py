@@ -301,7 +301,8 @@ def test_train_and_check_leave_a_finished_run_as_it_is(finished, copy):
     assert run("train", CONFIG, f"--workdir={copy}") == loop.EXIT_DONE
     assert (copy / "results.json").stat().st_mtime_ns == reported  # not made again
     logs = [p.name for p in finished.iterdir() if p.suffix in (".jsonl", ".csv")]
-    assert len(logs) == 4
+    logs += ["config.json", "environment.json"]
+    assert len(logs) == 7
     assert all((copy / name).read_bytes() == (finished / name).read_bytes() for name in logs)
 
 

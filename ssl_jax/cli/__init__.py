@@ -5,7 +5,6 @@ import contextlib
 import importlib
 import importlib.metadata
 import io
-import os
 import platform
 import sys
 
@@ -13,7 +12,7 @@ import ssl_jax
 from ssl_jax.cli import arguments, commands, completion, platforms
 from ssl_jax.cli.commands import COMMANDS
 from ssl_jax.config import InputError, refusal, unknown
-from ssl_jax.runtime import stop
+from ssl_jax.runtime import output, stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
 
@@ -31,22 +30,28 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. argv: includes the program's name."""
     argv = list(sys.argv if argv is None else argv)[1:]
     completion.answer()
+    output.ensure()
     for stream in (sys.stdout, sys.stderr):  # file names may not be valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    signals = stop.listening() if argv[:1] == ["train"] else contextlib.nullcontext()
+    signals: contextlib.AbstractContextManager = contextlib.nullcontext()
     try:
+        changes, words = arguments.split(argv)
+        if (command := _command(words)) == "train":
+            output.outlive_reader()
+            signals = stop.listening()
         with signals:
-            code = _run(argv)
+            code = _run(command, changes, words)
         sys.stdout.flush()
         return code
     except stop.Interrupted:
         return stop.EXIT_PREEMPTED
+    except KeyboardInterrupt:
+        print("ssl-jax: stopped", file=sys.stderr)
+        return stop.EXIT_AT_ONCE
     except BrokenPipeError:
-        if argv[0] == "train":
-            raise
         # The reader, for example `head`, closed the pipe; Python must not flush the rest at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.discard_stdout()
         return 0
     except (InputError, OSError) as error:
         if not (line := refusal(error)):
@@ -63,15 +68,18 @@ def _refused(text: str) -> int:
     return EXIT_INPUT
 
 
-def _run(argv: list[str]) -> int:
-    changes, words = arguments.split(argv)
+def _command(words: list[str]) -> str:
+    """The command among the words of a command line; "" without one."""
+    # A flag's value may be a word before the command: --platform cpu train.
+    candidates = (word for word in words if word in (*COMMANDS, "help"))
+    return next(candidates, next((word for word in words if not word.startswith("-")), ""))
+
+
+def _run(command: str, changes: list[str], words: list[str]) -> int:
     if words == ["--version"]:
         print(_version())
         return 0
     program, parsers = commands.parsers()
-    # A flag's value may be a word before the command: --platform cpu train.
-    candidates = (word for word in words if word in (*COMMANDS, "help"))
-    command = next(candidates, next((word for word in words if not word.startswith("-")), ""))
     if command == "help" or {"-h", "--help"} & set(words):
         print(parsers.get(command, program).format_help(), end="")
         return 0

@@ -125,9 +125,13 @@ def _shown():
 
 
 def _check_out(out: Path) -> None:
-    """Raises InputError if the output exists and was not written by an evaluation."""
+    """Raises InputError if the output exists and was not written by an evaluation, or if it is a
+    run directory, whose results are those of the run."""
     from ssl_jax import evals
 
+    folder = out.parent if out.name == "results.json" else out
+    if (folder / "checkpoints").exists():
+        raise InputError(f"--out: {folder} is the directory of a run; choose another one")
     outputs = [out] if out.suffix == ".json" else [out / "results.json"]
     files = outputs if out.suffix == ".json" else [*outputs, out / "results.txt", out / "pictures"]
     existing = [file for file in files if file.exists()]

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 
@@ -53,6 +55,16 @@ class Source:
         """The names that `data.list` may contain, one for each record; None: records have none."""
         return None
 
+    def names_digest(self) -> str:
+        """A digest of the names of all records, by which a run is resumed on the same images; "" if
+        names are mere numbers."""
+        return ""
+
+    def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
+        """A digest that changes with records: with their names, labels, and the sizes and dates of
+        their files; "" if these are not known."""
+        return ""
+
     @property
     def unresized(self) -> "Source":
         """The source of the records as they were before they were resized; itself where none
@@ -94,6 +106,14 @@ class Wrapper(Source):
         """Those of the source."""
         return self._source.list_names()
 
+    def names_digest(self) -> str:
+        """That of the source."""
+        return self._source.names_digest()
+
+    def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
+        """That of the source."""
+        return self._source.fingerprint(indices)
+
     def __repr__(self) -> str:
         return repr(self._source)
 
@@ -126,6 +146,16 @@ class _Adopted(Wrapper):
         """See `Source.list_names`."""
         names = self._method("list_names")
         return None if names is None else list(names())
+
+    def names_digest(self) -> str:
+        """See `Source.names_digest`."""
+        digest = self._method("names_digest")
+        return "" if digest is None else str(digest())
+
+    def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
+        """See `Source.fingerprint`."""
+        fingerprint = self._method("fingerprint")
+        return "" if fingerprint is None else str(fingerprint(indices))
 
     @property
     def unresized(self) -> Source:

@@ -238,7 +238,7 @@ def _rgb(image):
     return rgb(image), turn
 
 
-def rgb(image: Image.Image) -> np.ndarray:
+def rgb(image: Any) -> np.ndarray:
     """A Pillow image as uint8 [H,W,3], as it is stored. Raises ValueError for pixels without a
     known range."""
     if image.mode.startswith("I"):  # gray of 12 or 16 bits, which convert() would clip at 255

@@ -7,7 +7,7 @@ from typing import Any
 from ssl_jax.data import bands as bands_lib
 from ssl_jax.data import classes
 from ssl_jax.data.lookup import checked
-from ssl_jax.data.stored import Stored
+from ssl_jax.data.stored import Stored, digest_of_names
 
 
 class Files(Stored):
@@ -62,6 +62,14 @@ class Files(Stored):
 
     def name(self, i: int) -> str:
         return os.path.join(self._root, self._paths[checked(i, len(self))])
+
+    def _files_of(self, i):
+        mask = None if self._masks is None else self._masks[i]
+        return [self.name(i), *([] if mask is None else [str(mask)])]
+
+    def names_digest(self) -> str:
+        """See `Source.names_digest`."""
+        return digest_of_names(self._paths)
 
     def list_names(self) -> Sequence[str]:
         """The relative path of each image."""

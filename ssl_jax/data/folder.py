@@ -212,8 +212,8 @@ def parts(section: kinds.Section) -> list[str]:
     # Masks or boxes lie in other folders, so that root/images may hold the splits.
     divided = any(section.get(key) for key in ("masks", "boxes"))
     divided |= any(listing.below(root, name) for name in BESIDE)
-    inner = listing.subfolders(images) if images else []
-    inner = inner if divided else filter(listing.is_part, inner)
+    inside = listing.subfolders(images) if images else []
+    inner = [name for name in inside if divided or listing.is_part(name)]
     return sorted({*listing.subfolders(root), *inner})
 
 

@@ -97,6 +97,9 @@ class HuggingFace(Stored):
             raise Unreadable(self.name(i), f"no {part} in the column {self._columns[part]!r}")
         return value
 
+    def _files_of(self, i):
+        return [self._files[self._where(i)[0]]]
+
     def _where(self, i):
         """(table, row of it) of record i."""
         table = int(np.searchsorted(self._starts, i, side="right")) - 1

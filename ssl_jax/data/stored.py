@@ -2,7 +2,9 @@
 the same for all of them, as decoding, the classes of masks, and the check of these."""
 
 import functools
-from collections.abc import Callable, Sequence
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +16,24 @@ from ssl_jax.data.base import Source
 from ssl_jax.data.boxes import Boxes
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked, pixels
+
+
+def digest_of_names(names: Iterable[str]) -> str:
+    """What `Source.names_digest` returns for these names."""
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def _date(path):
+    """Size and date of a file as text."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
+
 
 Part = bytes | str | np.ndarray  # encoded, the path of its file, or decoded
 
@@ -47,6 +67,22 @@ class Stored(Source):
     def _reader(self, i: int) -> Callable[[str], Any]:
         """`_read` of record i; a subclass that has all parts at once reads them once."""
         return functools.partial(self._read, i)
+
+    def _files_of(self, i: int) -> Sequence[str]:
+        """Paths of the files that hold record i; () if they never change."""
+        return ()
+
+    def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
+        """See `Source.fingerprint`."""
+        digest, dates = hashlib.sha256(), dict[str, str]()
+        for i in map(int, indices):
+            for path in self._files_of(i):
+                if path not in dates:
+                    dates[path] = _date(path)
+                digest.update(f"{path}\0{dates[path]}\0".encode("utf-8", "surrogateescape"))
+            if self._labels is not None:
+                digest.update(f"{self._labels[i]}\0".encode())
+        return digest.hexdigest()[:20]
 
     def _describe(
         self,

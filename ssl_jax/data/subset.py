@@ -52,6 +52,15 @@ class Subset(base.Wrapper):
         names = self._source.list_names()
         return None if names is None else [names[i] for i in self._indices]
 
+    def names_digest(self) -> str:
+        """That of the source, and of the choice of records."""
+        inner = self._source.names_digest()
+        return inner and f"{inner}, {self._what}"
+
+    def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
+        """That of these records of the source."""
+        return self._source.fingerprint(self._indices[indices])
+
     def __repr__(self):
         return f"Subset({self._source!r}, {self._what})"
 

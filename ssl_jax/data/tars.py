@@ -16,7 +16,7 @@ from ssl_jax.data import classes, kinds, listing
 from ssl_jax.data.decode import Unreadable, most_bytes
 from ssl_jax.data.labels import checked as checked_labels
 from ssl_jax.data.lookup import checked, listed
-from ssl_jax.data.stored import Stored
+from ssl_jax.data.stored import Stored, digest_of_names
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "image")
 MASKS = ("seg.png", "mask.png", "segmentation.png")
@@ -146,6 +146,13 @@ class Tars(Stored):
     def name(self, i: int) -> str:
         shard, _, key = self._names[checked(i, len(self))].partition("/")
         return f"{self._shards[int(shard)]}/{key}"
+
+    def _files_of(self, i):
+        return [self._shards[int(self._names[i].partition("/")[0])]]
+
+    def names_digest(self) -> str:
+        """See `Source.names_digest`."""
+        return digest_of_names(self.list_names())
 
     def list_names(self) -> list[str]:
         """What `data.list` may name: the key of each sample."""

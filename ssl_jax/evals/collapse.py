@@ -62,4 +62,5 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     }
 
 
-register_module(__name__, one_size=True)
+_LOWER = ("", "_dead", "_uniformity", "_alignment", "_patches")
+register_module(__name__, one_size=True, lower=_LOWER)

@@ -171,4 +171,5 @@ register_module(
     one_size=True,
     rgb=True,
     baselines=BASELINES[:1],
+    lower=reconstruct.LOWER,
 )

@@ -84,6 +84,10 @@ def fit_to_data(
             f"no {needs} for {', '.join(names)}" for needs, names in left_out.items()
         )
         notes.append(f"evaluations: {', '.join(tasks)}; {_where(config.data)} has {lacks}")
+        best = config.evals.best
+        if best and "evals.best" not in given and section.of_score(config, best) is None:
+            config.evals.best = ""
+            notes.append(f"evaluations: no best network is kept, as {best} is not measured")
     followers = _followers(config)
     follow(config)
     if records is not None:

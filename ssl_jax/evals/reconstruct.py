@@ -110,6 +110,13 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     return {"rebuilt": reconstructions.picture(images[:shown], rebuilt[:shown], title)}
 
 
+# Endings of the scores of which a lower one is better.
+LOWER = (*(f"_lpips_{name}" for name in rebuild.LPIPS), f"_rfid_{rebuild.INCEPTION}")
 register_module(
-    __name__, heading="rebuilt PSNR, dB", one_size=True, rgb=True, baselines=BASELINES[:1]
+    __name__,
+    heading="rebuilt PSNR, dB",
+    one_size=True,
+    rgb=True,
+    baselines=BASELINES[:1],
+    lower=LOWER,
 )

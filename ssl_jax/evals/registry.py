@@ -43,6 +43,7 @@ class Type:
       network, drawn at the end of a run; None = no figures.
     trains: whether the figures show a head that `score` trained; they then use images of the scored
       size, never larger ones.
+    lower: endings of the scores of which a lower one is better, after the type's name.
     check(name, settings, data): raises InputError, before a run is started, for settings that
       cannot work (a file is missing); `name` is the section's name, `data` its data section.
       None = no check.
@@ -61,6 +62,7 @@ class Type:
     baselines: tuple[str, ...] = BASELINES  # with which a trained network is compared
     protocols: Mapping[str, Protocol] = dataclasses.field(default_factory=dict)
     trains: bool = False
+    lower: tuple[str, ...] = ()
     check: Callable | None = None
 
     def run(self, case: Any) -> dict[str, float]:

@@ -184,11 +184,35 @@ def keys(config: ConfigDict) -> dict[str, Key]:
     return declared
 
 
+def of_score(config: ConfigDict, score: str) -> tuple[str, ConfigDict] | None:
+    """(name, section) of the selected evaluation that a score belongs to; None if there is none."""
+    fitting = [
+        (name, section)
+        for name, section in selected(config).items()
+        if f"{score}_".startswith(f"{name}_")
+    ]
+    return max(fitting, key=lambda pair: len(pair[0]), default=None)
+
+
+def is_lower_better(config: ConfigDict, score: str) -> bool:
+    """Whether a lower value of a score is better."""
+    name, section = of_score(config, score) or ("", None)
+    ending = score.removeprefix(name)
+    ending = ending.removeprefix(f"_{section.type}") if section and section.type != name else ending
+    return section is not None and ending in registry.get(section.type).lower
+
+
 def check(config: ConfigDict) -> None:
-    """Raises InputError for unknown names in `evals.tasks`, empty lists of values, and data without
-    what an evaluation needs (`follow.fit_to_data` checks the training set)."""
+    """Raises InputError for unknown names in `evals.tasks` and `evals.best`, empty lists of values,
+    and data without what an evaluation needs (`follow.fit_to_data` checks the training set)."""
     tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
     tasks.check("evals.tasks", config.evals.tasks)
+    if (best := config.evals.best) and config.evals.tasks and of_score(config, best) is None:
+        raise InputError(
+            f'evals.best is "{best}", which is no score of the evaluations'
+            f" {', '.join(selected(config))}; name one of theirs, or add its evaluation to"
+            " evals.tasks"
+        )
     for name, section in selected(config).items():
         path, type = f"evals.{name}", registry.get(section.type)
         needs = type.needs

@@ -265,6 +265,8 @@ def _entry(network, source, cache, indices, choice):
     key = {
         "network": network.digest,
         "source": repr(source),
+        "classes": list(source.class_names or ()),
+        "files": source.fingerprint(indices),
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
     }

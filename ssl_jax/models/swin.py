@@ -218,7 +218,8 @@ class _Attention(nnx.Module):
 
     def windows(self, x, shift):
         """The windows of x [B, h, w, d]."""
-        return _Windows(*x.shape[1:3], self.window, shift, self.shift_first)
+        _, height, width, _ = x.shape
+        return _Windows(height, width, self.window, shift, self.shift_first)
 
     def _biases(self):
         """[heads, w^2, w^2]."""

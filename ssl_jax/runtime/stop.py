@@ -1,4 +1,5 @@
-"""Handles SIGTERM, SIGINT and SIGUSR1, and prints the run's reaction at once.
+"""Handles SIGTERM, SIGINT, SIGUSR1 and SIGHUP (the terminal was closed), and prints the run's
+reaction at once.
 
 A run is idle while it has nothing unsaved (start-up, compiling the first step, the final report):
 a signal then ends it immediately. While it is busy, the loop finishes the step, saves and stops.
@@ -19,7 +20,9 @@ from collections.abc import Callable, Iterator
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: nothing is lost; the same command resumes
 EXIT_AT_ONCE = 130  # the shells' code for an end by SIGINT
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+    _SIGNALS += (signal.SIGHUP,)
 PATIENCE = 3.0  # seconds in which an idle process must end by itself, before it is killed
 _SOON = 0.2  # seconds in which the main thread sees a signal, unless it is inside a library
 _END = b"\0"  # ends the watching thread; no signal has this number

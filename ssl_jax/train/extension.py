@@ -12,6 +12,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
+from ssl_jax.train import schedule
 
 # Files that `Evaluation.publish` writes at the end of a run. The scores are moved last: while they
 # exist, `set_aside` is incomplete.
@@ -23,7 +24,8 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
     """The config with all ends of the run in `workdir`: its earlier extensions, and `extend`.
 
     config: not resolved, valid or not. extend: new total number of steps; None: no extension. An
-    end of an earlier extension changes nothing, so that the same command resumes the run.
+    end of an earlier extension changes nothing, so that the same command resumes the run. A smaller
+    one replaces the last end while no checkpoint lies beyond the end before that.
 
     Raises:
       InputError: with `extend`, if `workdir` holds no checkpoint, if the run already has that many
@@ -49,7 +51,9 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
             f" {config.optim[changed]} here; --extend changes only the total number of steps, so"
             f" keep optim.{changed}={plan[changed]}"
         )
-    total = run.run.total_steps
+    *former, total = schedule.ends(plan, run.run.steps_per_epoch)
+    if former and max(done) <= former[-1] < extend < total:
+        return _with(config, (*before[:-1], extend))
     if extend <= total:
         raise InputError(
             f"--extend is {extend}, but {workdir} is at step {max(done)} of {total}; --extend is"

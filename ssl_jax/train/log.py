@@ -62,20 +62,22 @@ class Table:
     On resume, rows after the restored step are removed, so that a killed run ends with the same
     rows as an uninterrupted one. Process 0 writes.
 
-    had, newest: the last step in the files before that removal, and now; -1 = none.
+    had: the last row in the files before that removal, {} = none. newest: the last step now, -1 =
+    none.
     """
 
     def __init__(self, folder: Path, name: str, *, restored_step: int | None):
         self.jsonl, self.csv = folder / f"{name}.jsonl", folder / f"{name}.csv"
-        self.had = self.newest = -1
+        self.had: dict = {}
+        self.newest = -1
         if not distributed.is_first():
             return
         rows = read_rows(self.jsonl)
-        self.had = rows[-1]["step"] if rows else -1
+        self.had = rows[-1] if rows else {}
         self._keep([] if restored_step is None else [r for r in rows if r["step"] <= restored_step])
 
-    def _keep(self, rows):
-        self._columns = list(rows[0]) if rows else None
+    def _keep(self, rows, next_row=()):
+        self._columns = list(dict.fromkeys(name for row in (*rows, next_row) for name in row))
         self.newest = rows[-1]["step"] if rows else -1
         _replace(self.jsonl, "".join(json.dumps(row) + "\n" for row in rows))
         _replace(self.csv, "")
@@ -83,24 +85,24 @@ class Table:
             self._append_csv(row)
 
     def write(self, row: dict) -> None:
-        """Appends a row, or replaces those from its step on. The keys of the first row are the
-        CSV's columns; keys that appear later go to the JSONL only.
-        """
+        """Appends a row, or replaces those from its step on. A key that no earlier row has becomes
+        another column of the CSV, which is then written again."""
         if not distributed.is_first():
             return
-        if row["step"] <= self.newest:
-            self._keep([r for r in read_rows(self.jsonl) if r["step"] < row["step"]])
-        self.newest = row["step"]
         self.jsonl.parent.mkdir(parents=True, exist_ok=True)  # a user may have deleted it
+        if row["step"] <= self.newest or (self._columns and not row.keys() <= set(self._columns)):
+            earlier = [r for r in read_rows(self.jsonl) if r["step"] < row["step"]]
+            self._keep(earlier, row)
+        self.newest = row["step"]
         with open(self.jsonl, "a") as f:
             f.write(json.dumps(row) + "\n")
         self._append_csv(row)
 
     def _append_csv(self, row):
-        first = self._columns is None or not (self.csv.exists() and self.csv.stat().st_size)
+        first = not (self.csv.exists() and self.csv.stat().st_size)
         self._columns = self._columns or list(row)
         with open(self.csv, "a", newline="") as f:
-            writer = csv.DictWriter(f, self._columns, extrasaction="ignore")
+            writer = csv.DictWriter(f, self._columns)
             if first:
                 writer.writeheader()
             writer.writerow(row)
@@ -221,6 +223,17 @@ def environment() -> dict:
     }
 
 
+def note_session(folder: Path, step: int) -> dict | None:
+    """Writes the environment that trains from a step on: as environment.json, and as a row of
+    sessions.jsonl. Returns the row before it, None for the first."""
+    path, now = folder / "sessions.jsonl", environment()
+    earlier = [row for row in read_rows(path) if row["step"] <= step]
+    write_json(folder / "environment.json", now)
+    rows = [*earlier, {"step": step, "code": code(), **now}]
+    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return earlier[-1] if earlier else None
+
+
 def _git_revision() -> str | None:
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
@@ -237,7 +250,7 @@ def _git_revision() -> str | None:
 
 # Files in a run directory, the config first.
 _FILES = (
-    *("config.json", "environment.json", "unreadable.txt", "pictures"),
+    *("config.json", "environment.json", "sessions.jsonl", "unreadable.txt", "pictures"),
     *("metrics.csv", "metrics.jsonl", "evals.csv", "evals.jsonl", "results.json", "results.txt"),
 )
 

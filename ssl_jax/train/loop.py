@@ -87,7 +87,9 @@ def _train(
         saved = saved or resume.open_checkpoints(workdir, run, create=True)
         assert saved is not None
         finished = begin == total and extension.is_reported(workdir, run.config)
-        _record_run(workdir, run, begin, console)
+        _announce(workdir, run, begin, console)
+        if begin < total:
+            _record_run(workdir, run, begin, console)
         if all(distributed.gather_json(finished)):
             console.say("this run is complete, and its report is written")
             console.close(workdir, bool(evaluation.tasks))
@@ -96,7 +98,12 @@ def _train(
             extension.set_aside(workdir, begin)
         with disk.full_disk_named(workdir):
             steps = Steps(run, workdir, saved, current, evaluation, console, signals, source)
-            return steps.run(batches, batch)
+            code = steps.run(batches, batch)
+            # The scores that are there belong to the config that is there, until others replace
+            # both.
+            if begin == total and distributed.is_first():
+                log.write_json(workdir / "config.json", run.config.to_dict())
+            return code
     finally:
         signals.finish()
         batches.close()
@@ -105,7 +112,8 @@ def _train(
 def _facts(run: Run) -> dict:
     """The values that must be equal in all processes of a run."""
     values = config_lib.flatten(run.config)
-    facts = {"number of images": len(run.source), "code of ssl_jax": log.code()}
+    images = {"number of images": len(run.source), "names of images": run.source.names_digest()}
+    facts = {**images, "code of ssl_jax": log.code()}
     return values | log.versions() | resume.flags() | facts
 
 
@@ -126,10 +134,21 @@ def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> Non
 
 
 def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
+    """Writes the config, and what trains from step `start` on."""
     if not distributed.is_first():
         return
     log.write_json(workdir / "config.json", run.config.to_dict())
-    log.write_json(workdir / "environment.json", log.environment())
+    earlier = log.note_session(workdir, start)
+    if earlier is not None and earlier.get("code", log.code()) != log.code():
+        console.say(
+            f"the code of ssl_jax has changed since this run was started at step {earlier['step']}"
+            " (see sessions.jsonl)"
+        )
+
+
+def _announce(workdir: Path, run: Run, start: int, console: Console) -> None:
+    if not distributed.is_first():
+        return
     c = run.config
     devices = jax.devices()
     console.say(

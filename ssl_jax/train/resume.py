@@ -68,6 +68,12 @@ def restore_step(
             f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}; use"
             " those settings, or another --workdir"
         )
+    names, names_now = meta.get("images", ""), run.source.names_digest()
+    if names and names_now and names != names_now:
+        raise InputError(
+            f"{saved.folder.parent} was trained on as many images with other names than"
+            f" {run.source}; use those images, or another --workdir"
+        )
     for name, now in flags().items():
         if (before := meta.get("flags", {}).get(name, now)) != now:
             raise InputError(
@@ -91,9 +97,13 @@ def flags() -> dict[str, bool]:
     return {name: bool(getattr(jax.config, name.lower())) for name in names}
 
 
-def meta(config: ConfigDict, at: int) -> dict:
-    """Metadata of a checkpoint: config, data position, versions and flags."""
+def meta(config: ConfigDict, at: int, images: str) -> dict:
+    """Metadata of a checkpoint: config, data position, versions and flags.
+
+    images: digest of the names of the images.
+    """
     return {
+        "images": images,
         "flags": flags(),
         "config": config_lib.to_json(config),
         "record": at * config.optim.batch_size,

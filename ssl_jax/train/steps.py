@@ -53,6 +53,7 @@ class Steps:
         """source: the images cached on the devices; None if batches contain their images."""
         self._run, self._config, self._workdir = run, run.config, workdir
         self._saved, self._current, self._evaluation = saved, current, evaluation
+        self._names = run.source.names_digest()
         self._console, self._signals = console, signals
         self._at, self._total = int(current.step), run.config.run.total_steps
         self._rows = log.Table(workdir, "metrics", restored_step=self._at or None)
@@ -247,7 +248,7 @@ class Steps:
         return distributed.local((weights, frozen.of_network(self._current.constants)))
 
     def _save(self, **how: bool) -> None:
-        self._saved.save(self._current, resume.meta(self._config, self._at), **how)
+        self._saved.save(self._current, resume.meta(self._config, self._at, self._names), **how)
 
     def _leave(self) -> int:
         """Saves the step at which a signal or a data error ends the run; raises the data error."""

@@ -3,11 +3,14 @@ trackio, each if the config enables it.
 
 A resumed run continues its records in a tracker without repeating a step: TensorBoard drops events
 after the checkpoint; the others are not sent rows that the killed process had already sent,
-according to the tables in the run directory. Trackers write in the background, so a killed process
-may lose the last seconds.
+according to the tables in the run directory. A tracker that was disabled for a while, or is new,
+gets the rows that it missed; another project is a new tracker. Trackers write in the background, so
+a killed process may lose the last seconds.
 """
 
+import hashlib
 import importlib
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,23 +67,34 @@ class Trackers:
         chosen = [name for name in _PACKAGES if config.log[name]]
         self._known = folder / _FILE
         self._names = names = _recorded(folder)
+        had = {title: table.had for title, table in tables.items()}
+        # {tracker: {table: the last row it was sent}} of those that miss rows since then.
+        missing: dict = names.setdefault("missing", {})
+        missing |= {x: had for x in _PACKAGES if x in names and x not in (*chosen, *missing)}
         for name in chosen:
-            package = _package(name)
-            late = name not in names
-            names.setdefault(name, f"{folder.name}-{uuid.uuid4().hex[:8]}")
-            # Last steps already sent: all rows written while this tracker was enabled.
-            sent = {} if late else {title: table.had for title, table in tables.items()}
+            package, project = _package(name), config.log[name]
+            new = name not in names or names.get(f"{name}_project", project) != project
+            if new:
+                names[name] = f"{folder.name}-{uuid.uuid4().hex[:8]}"
+            names[f"{name}_project"] = project
+            gap = missing.pop(name, None)
+            gap = {} if new else gap
+            sent = had if gap is None else gap
             if name == "tensorboard":
                 writer: Any = _TensorBoard(package, folder / "tensorboard", start)
             else:
-                writer = _Hosted(package, config.log[name], names[name], folder, config, sent)
+                writer = _Hosted(package, project, names[name], folder, config, sent)
             self._writers.append(writer)
-            if late:
-                log.write_json(self._known, names)
+            if new:
                 writer.config(config)
+            if gap is not None:
                 for title, table in tables.items():
+                    last = gap.get(title, {}).get("step", -1)
                     for row in log.read_rows(table.jsonl):
-                        writer.numbers(title, row["step"], _numbers(row))
+                        if row["step"] > last:
+                            writer.numbers(title, row["step"], _numbers(row))
+        if chosen or missing:
+            log.write_json(self._known, names)
 
     def write(self, table: str, row: Mapping[str, Any]) -> None:
         """Sends a row of "metrics" or "evals"."""
@@ -95,16 +109,18 @@ class Trackers:
     def final(
         self, step: int, results: Mapping[str, Mapping[str, float]], paths: Sequence[Path]
     ) -> None:
-        """Sends the final scores {row: {score: number}} as a table, and the pictures; once per
-        step."""
-        if not self._writers or self._names.get("final") == step:
+        """Sends the final scores {row: {score: number}} as a table, and the pictures; once for the
+        same scores."""
+        text = json.dumps([step, results], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        if not self._writers or self._names.get("final") == digest:
             return
         self.pictures(step, paths)
         scores = list(dict.fromkeys(score for row in results.values() for score in row))
         rows = [[name, *(row.get(score) for score in scores)] for name, row in results.items()]
         for writer in self._writers:
             writer.table("comparison", step, ["features", *scores], rows)
-        log.write_json(self._known, self._names | {"final": step})
+        log.write_json(self._known, self._names | {"final": digest})
 
     def close(self) -> None:
         """Waits until everything is written."""
@@ -123,10 +139,17 @@ def check(config: ConfigDict, folder: Path) -> None:
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """The contents of trackers.json: the run's names, and the step of the final report."""
-    path, examples = folder / _FILE, {**dict.fromkeys(_PACKAGES, ""), "final": 0}
+    """The contents of trackers.json: names of the run and its projects in the trackers, a digest of
+    the final scores that were sent, and `missing`, see `Trackers`."""
+    path, examples = folder / _FILE, dict.fromkeys(_PACKAGES, "")
     recorded = config_lib.read_json(path, examples) if path.exists() else {}
-    return {name: value for name, value in recorded.items() if value is not None}
+    recorded = {name: value for name, value in recorded.items() if value is not None}
+    missing = recorded.get("missing", {})
+    tables = missing.values() if isinstance(missing, dict) else [None]
+    rows = [row for x in tables for row in (x.values() if isinstance(x, dict) else [None])]
+    if not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{path}: missing must hold the last rows that trackers were sent")
+    return recorded
 
 
 class _TensorBoard:
@@ -164,7 +187,7 @@ class _Hosted:
     """Weights & Biases, or trackio, which offers the same functions."""
 
     def __init__(self, package, project, name, folder, config, sent):
-        self._package, self._sent = package, sent
+        self._package, self._sent = package, dict(sent)
         words = dict(project=project, name=name, config=config.to_dict(), resume="allow")
         self._own_axis = package.__name__ == "wandb"
         if self._own_axis:
@@ -179,8 +202,12 @@ class _Hosted:
         del config  # passed to `init` already
 
     def numbers(self, table, step, row):
-        if step > self._sent.get(table, -1):
+        earlier = self._sent.get(table, {})
+        if step == earlier.get("step"):  # scores of evaluations that were added later
+            row = {name: value for name, value in row.items() if name not in earlier}
+        if row and step >= earlier.get("step", -1):
             self._log(step, row)
+            self._sent[table] = {**row, "step": step}
 
     def pictures(self, step, paths):
         images = {f"pictures/{n}": self._package.Image(str(p)) for n, p in paths.items()}

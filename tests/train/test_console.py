@@ -127,7 +127,7 @@ def test_a_line_comes_at_least_so_often(run, capsys):
 def test_the_first_lines_name_the_type_that_is_slow_here(tmp_path, capsys, dtype, lines):
     run = api.prepare(tiny.config("dino", model__dtype=dtype))
     with console.Console(run) as shown:
-        loop._record_run(tmp_path, run, 0, shown)
+        loop._announce(tmp_path, run, 0, shown)
     assert capsys.readouterr().out.count("model.dtype") == lines
 
 

@@ -177,6 +177,7 @@ def test_the_plan_of_a_run_is_the_longer_one_of_two_that_agree(finished, tmp_pat
     (tmp_path / "checkpoints" / "6").mkdir(parents=True)
     assert ends(settings(), tmp_path) == ends(settings(), tmp_path, 9) == (9, 12)
     assert ends(settings(optim__extended=(9,)), tmp_path, 15) == (9, 12, 15)
+    assert ends(settings(optim__extended=(9,)), tmp_path, 11) == (9, 11)  # 12 was a mistake
     assert ends(settings(optim__extended=(8,)), tmp_path) == (8,)  # refused beside the checkpoint
     stored = tiny.resolved(settings(optim__extended=(9,)))
     assert extension.lengthened(stored, lengthened).optim.extended == (9, 12)

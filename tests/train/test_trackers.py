@@ -136,6 +136,27 @@ def test_a_hosted_tracker_gets_each_row_once_also_when_it_is_switched_on_later(
     assert all(words["resume"] == "allow" for words in fake.inits)
 
 
+def test_a_tracker_gets_what_it_missed(tmp_path, monkeypatch):
+    """Rows written while it was disabled, all rows in another project, and scores of evaluations
+    that were added at the end."""
+    fake, folder = _Fake(), tmp_path / "run"
+    monkeypatch.setattr(trackers, "_package", lambda name: fake)
+    first(folder, {"trackio": "mine"})
+    second(folder, {})
+    again(folder, {"trackio": "mine"})
+    assert [step for step, row in fake.rows if "loss" in row] == [*range(1, 9)]
+    assert [step for step, row in fake.rows if "knn" in row] == [0, 8]
+    fake.rows.clear()
+    tracked, tables = opened(folder, {"trackio": "mine"}, 8)
+    write(tracked, tables, "evals", {"step": 8, "knn": 40.0, "rank": 3.0})
+    tracked.final(8, RESULTS | {"raw pixels": {"rank": 2.0}}, [])
+    assert fake.rows[0] == (8, {"rank": 3.0}) and [*fake.rows[1][1]] == ["comparison"]
+    fake.rows.clear()
+    opened(folder, {"trackio": "other"}, 8)
+    assert [step for step, row in fake.rows if "loss" in row] == [*range(1, 9)]
+    assert fake.inits[-1]["name"] != fake.inits[0]["name"]
+
+
 @pytest.mark.parametrize("name, value", [("tensorboard", True), ("wandb", "a"), ("trackio", "a")])
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch, tmp_path, name, value):
     monkeypatch.setitem(sys.modules, trackers._PACKAGES[name], None)
@@ -146,7 +167,7 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch, tmp_path, name,
         trackers.check(config, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"tensorboard": 3}', '{"final": "8"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"tensorboard": 3}', '{"missing": {"wandb": []}}'])
 def test_a_record_of_trackers_that_somebody_changed(tmp_path, text):
     (tmp_path / "trackers.json").write_text(text)
     with pytest.raises(InputError, match="trackers.json"):
