@@ -14,6 +14,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import convert, evals, methods, settings
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import card, hub, own, peft, places, programs
+from ssl_jax.convert.weights import brief
 from ssl_jax.data import base, source
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
@@ -98,7 +99,7 @@ def load(
         `export` writes.
       family: of published weights whose names several families share: "dino", "mae" or "timm", with
         LayerScale "dinov2" or "timm".
-      heads: attention heads of published weights; None: width / 64, as in all usual sizes.
+      heads: attention heads of published weights; None: as in published networks of this width.
       trust: import the modules that the network's config names (a method from outside the package),
         which runs their code. Modules that are already imported need no trust.
 
@@ -115,7 +116,9 @@ def load(
         shape, params, report = convert.load_vit(place.path, family=family, heads=heads)
         known = hub.describe(place.path)
         name = f"{known.method} as {report.title}" if known.method else report.title
-        return encoder.published(shape, jax.tree.map(jnp.asarray, params), name, known.image)
+        unused = (f"not used: {brief(report.left)}",) if report.left else ()
+        notes = (*unused, *report.notes)
+        return encoder.published(shape, jax.tree.map(jnp.asarray, params), name, known.image, notes)
     config = saved_config(place.path, trust)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 

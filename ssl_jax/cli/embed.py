@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import settings
-from ssl_jax.cli import arguments
+from ssl_jax.cli import arguments, notes
 from ssl_jax.data import source as source_lib
 from ssl_jax.runtime import progress
 from ssl_jax.views import loader
@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
 
     embedding.writable(options.out)
     encoder = api.load(options.network, family=options.family, trust=options.trust)
+    notes.tell(encoder)
     section = ConfigDict({"data": _data(encoder.config.get("data"), options.folder)})
     config = arguments.changed(section, options.changes)
     given = arguments.given(options.changes, config)

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import settings
-from ssl_jax.cli import arguments
+from ssl_jax.cli import arguments, notes
 from ssl_jax.config import InputError, reading
 
 _EVERY = 30.0  # seconds between two lines of progress
@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     evaluation.open()  # refuses a wrong folder before the weights are read
     evaluation.network = encoder = encoder or api.load(options.network, trust=trust)
     print(encoder)
+    notes.tell(encoder)
     network = encoder.params, encoder.constants
 
     def tell(name, scores):

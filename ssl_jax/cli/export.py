@@ -6,6 +6,7 @@ import os
 import shlex
 from typing import Any
 
+from ssl_jax.cli import notes
 from ssl_jax.config import InputError, local
 
 _LOAD = {
@@ -21,6 +22,7 @@ def run(options: argparse.Namespace) -> int:
 
     choices = dict(family=options.family, heads=options.heads, trust=options.trust)
     encoder = api.load(options.network, **choices)
+    notes.tell(encoder)
     out = local(options.out)
     facts = about(options.network, encoder)
     special = dict(size=options.size, adapters=options.adapters)

@@ -25,13 +25,14 @@ class Described(NamedTuple):
     family: key of tables.FAMILIES, or "" if it must be recognised by the names.
     model: fields of models.vit.ViTConfig.
     image: the image vector, see `methods.encoder.published`; "" = unknown.
-    method: the training method, "" = unknown.
+    method: the training method, "" = unknown. note: for the report.
     """
 
     family: str = ""
     model: dict[str, Any] = {}
     image: str = ""
     method: str = ""
+    note: str = ""
 
 
 class Network(NamedTuple):
@@ -61,6 +62,19 @@ class Folder(NamedTuple):
     library: str
     model: str
     remarks: list[str]
+
+
+def side_of(size: Any, key: str) -> dict[str, int]:
+    """{"image_size": side} for the image size in a config.json, an int or [height, width]; {} for
+    anything else. Raises InputError for images that are not square."""
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(x, int) for x in size):
+        if size[0] != size[1]:
+            raise InputError(
+                f"{key} is {list(size)}; only networks with position embeddings of a square grid"
+                " are read"
+            )
+        size = size[0]
+    return {"image_size": size} if isinstance(size, int) else {}
 
 
 def with_scales(arrays: Mapping[str, np.ndarray], shape: vit.ViTConfig) -> dict[str, np.ndarray]:

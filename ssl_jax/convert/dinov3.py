@@ -105,13 +105,17 @@ def from_authors(tensors: Mapping[str, np.ndarray]) -> Prepared:
     Raises InputError for a norm of the class token alone, a bias of the key that counts, periods of
     another kind.
     """
-    found, origins, model = dict(tensors), {}, {"rope_rounded": False}
+    found, origins = dict(tensors), dict[str, str]()
+    model: dict[str, Any] = {"rope_rounded": False}
     _check_no_codes(tensors)
     for name in tensors:
         if re.fullmatch(r"(.*\.)?cls_norm\..*", name):
             raise InputError(f"{name} belongs to a norm of the class token alone, which ours lacks")
         if name.endswith("rope_embed.periods"):
-            model |= {"rope_rounded": _rounded(name, found.pop(name))}
+            periods = found.pop(name)
+            model |= {"rope_rounded": _rounded(name, periods)}
+            if norm := [x for other, x in tensors.items() if other.endswith("norm1.weight")]:
+                model |= {"heads": max(1, norm[0].size // (4 * periods.size))}
         if name.endswith(".bias_mask"):
             bias = name.removesuffix("_mask")
             query, key, value = np.split(found.pop(bias) * found.pop(name), 3)

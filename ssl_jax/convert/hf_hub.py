@@ -8,7 +8,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.convert import dinov3, rows, tables
-from ssl_jax.convert.described import Described, Folder, Network, with_scales
+from ssl_jax.convert.described import Described, Folder, Network, side_of, with_scales
 from ssl_jax.models.shape import ViTConfig
 
 _GELU = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
@@ -216,7 +216,12 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
         )
     activation = config.get("hidden_act", "gelu")
     activations = {**{theirs: ours for ours, theirs in _GELU.items()}, "gelu_new": "tanh"}
-    if config.get("use_gated_mlp") or config.get("use_swiglu_ffn"):
+    gated = bool(config.get("use_gated_mlp"))
+    if gated and activation != "silu":
+        raise InputError(
+            f'hidden_act is "{activation}" with use_gated_mlp; gated MLPs have "silu" here'
+        )
+    if gated or config.get("use_swiglu_ffn"):
         activation = "gelu"  # of no MLP
     if activation not in activations:
         raise InputError(
@@ -229,6 +234,6 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
         model["norm_eps"] = config["layer_norm_eps"]
     if kind == "dinov3_vit":
         model["rope_base"] = config.get("rope_theta", 100.0)
-        if isinstance(config.get("image_size"), int):
-            model["image_size"] = config["image_size"]
+    if kind in _MODELS:
+        model |= side_of(config.get("image_size"), "image_size")
     return Described(_MODELS[kind][1] if kind in _MODELS else "", model, "")

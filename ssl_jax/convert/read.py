@@ -193,8 +193,8 @@ def _torch_tensors(file: Path) -> dict[str, np.ndarray]:
         reading.check_zip(file)
     try:
         # The full checkpoints of the DINO family and of MAE hold their command line as a Namespace:
-        # plain values under names.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        # plain values under names. A score on the way is often a number of NumPy.
+        with torch.serialization.safe_globals([argparse.Namespace, *_numpy_scalars()]):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         if not isinstance(error, pickle.UnpicklingError) and "weights_only" not in str(error):
@@ -214,6 +214,13 @@ def _torch_tensors(file: Path) -> dict[str, np.ndarray]:
         if isinstance(leaf, torch.Tensor):
             arrays[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return {name: array for name, array in arrays.items() if _is_numeric(array)}
+
+
+def _numpy_scalars():
+    """What PyTorch must build for numbers of NumPy, under the names of NumPy 1 and 2."""
+    scalar = np._core.multiarray.scalar  # type: ignore[attr-defined]
+    types = [type(np.dtype(name)) for name in ("f2", "f4", "f8", "i4", "i8", "?")]
+    return [np.dtype, scalar, (scalar, "numpy.core.multiarray.scalar"), *types]
 
 
 def _leaves(content, prefix: str = ""):

@@ -29,6 +29,9 @@ def _same(x):
 
 
 def _read_patches(x):
+    _, channels, height, width = x.shape
+    if channels != 3 or height != width:
+        raise ValueError("patches must be square and have 3 channels")
     return x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0])
 
 
@@ -144,7 +147,8 @@ def read(
                 pieces[path][index] = row.layout.read(np.asarray(tensor, np.float32))
             except (IndexError, ValueError) as error:
                 shape = np.shape(tensor)
-                raise InputError(f"{name} cannot be {path}: its shape is {shape}") from error
+                why = f" ({error})" if row.layout is patches else ""
+                raise InputError(f"{name} cannot be {path}: its shape is {shape}{why}") from error
             origins.setdefault(path, []).append(name)
     for path, parts in pieces.items():
         if len(parts) != counts[path]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.convert import dinov3, rows, tables
-from ssl_jax.convert.described import Described, Folder, Network, with_scales
+from ssl_jax.convert.described import Described, Folder, Network, side_of, with_scales
 from ssl_jax.models import vit
 
 # An architecture of about this width; `model_args` say the rest.
@@ -24,6 +24,9 @@ _POOLS = {"cls": "token", "mean": "avg"}
 _EPS = 1e-6  # of its LayerNorms; no argument that JSON can hold changes it
 _SWIN, _SWIN_EPS = "swin_tiny_patch4_window7_224", 1e-5
 _DINOV3, _DINOV3_EPS = "vit_small_patch16_dinov3", 1e-5
+# Architectures of which no argument says it.
+_SIXTEEN_HEADS = "so400m|giantopt|vit_base_patch16_gap"
+_TANH = "patch32_siglip|giantopt|so400m_patch16_siglip|large_patch16_siglip(_gap)?_512"
 # Settings that belong to an architecture and that neither tensors nor config.json show.
 _UNLIKE = {"quickgelu": "its MLPs have another activation", "rope": "it rotates queries and keys"}
 
@@ -212,22 +215,25 @@ def read(config: Mapping[str, Any]) -> Described | None:
     }
     if isinstance(arguments.get("num_heads"), int):  # of a Swin transformer tensors show them
         model["heads"] = arguments["num_heads"]
-    elif "so400m" in name:
+    elif re.search(_SIXTEEN_HEADS, name):
         model["heads"] = 16
-    tanh = "siglip" in name or "so400m" in name
+    tanh = re.search(_TANH, name)
     activation = arguments.get("act_layer", "gelu_tanh" if tanh else "gelu")
     if activation not in _GELU.values():
         raise InputError(
             f'act_layer is "{activation}"; known are {" and ".join(sorted(_GELU.values()))}'
         )
     model["gelu"] = next(ours for ours, theirs in _GELU.items() if theirs == activation)
-    if rotating:
-        model["rope_base"] = arguments.get("rope_temperature", 100.0)
-        if isinstance(arguments.get("img_size"), int):
-            model["image_size"] = arguments["img_size"]
     pool = arguments.get("global_pool", config.get("global_pool", ""))
     image = next((ours for ours, theirs in _POOLS.items() if theirs == pool), "")
-    family = "timm_swin" if name.startswith("swin_") else ""
+    note = f'its image vector is not that of timm, whose global_pool is "{pool}"'
+    note = note if pool and not image else ""
     if rotating:
-        return Described("timm_dinov3", model, image)
-    return Described("timm" if re.match("vit|deit", name) else family, model, image)
+        model["rope_base"] = arguments.get("rope_temperature", 100.0)
+        if not arguments.get("rope_rotate_half", True):
+            raise InputError("rope_rotate_half is False, which rotates other pairs of channels")
+    is_vit, is_swin = rotating or re.match("vit|deit", name), name.startswith("swin_")
+    if is_vit:
+        model |= side_of(arguments.get("img_size"), "img_size")
+    family = "timm_dinov3" if rotating else "timm" if is_vit else "timm_swin" if is_swin else ""
+    return Described(family, model, image, note=note)

@@ -31,6 +31,7 @@ _PARTS = {
     "teacher": "teacher",
     "teacher_backbone": "teacher",
     "ema": "teacher",
+    "target_encoder": "teacher",  # of I-JEPA and MSN
     "model_ema": "teacher",
     "state_dict_ema": "teacher",
 }
@@ -88,7 +89,8 @@ def load(path: str | Path, *, family: str | None = None) -> Source:
 
     def fitted(weights):
         weights = adapt.to_model(weights, described.model)
-        note = "" if "mean" in stated else weights.note
+        notes = (described.note, "" if "mean" in stated else weights.note)
+        note = "; ".join(filter(None, notes))
         return weights._replace(model=weights.model | stated, note=note)
 
     return translated._replace(
@@ -110,6 +112,8 @@ def translate(
                     " the two networks"
                 )
             parts[part][short] = name
+    if not any(parts.values()):
+        raise InputError(f"{source} holds no tensors of a network")
     if family is not None and family not in tables.FAMILIES:
         raise InputError(unknown("family of checkpoints", family, tables.FAMILIES))
     _check_layers([short for shorts in parts.values() for short in shorts], source)
@@ -186,7 +190,7 @@ def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: 
         s: names[origin] for s, origin in prepared.origins.items()
     }
     left = [s for s in names if s in set(left) or s not in prepared.tensors]
-    _check_extra(left, table, source)
+    _check_extra([name for name in left if name in floating], table, source)
     titles = {path: " + ".join(names[s] for s in parts) for path, parts in parts_of.items()}
     notes = [table.note] if table.note else []
     if _class_token_is_unused(arrays):
@@ -233,12 +237,13 @@ def _class_token_is_unused(arrays: Mapping[str, np.ndarray]) -> bool:
 
 
 def _check_extra(left, table: tables.Family, source: str) -> None:
-    """What a network has inside its blocks beyond ours changes what it computes; so do tokens that
-    ours lacks.
+    """What a network has inside its blocks and its patch embedding beyond ours changes what it
+    computes; so do tokens and embeddings that ours lacks.
     """
     extra = (
-        r"(?:encoder\.)*(?:blocks|layers?)\.\d+\..*|norm_pre\..*"
+        r"(?:encoder\.)*(?:blocks|layers?)\.\d+\..*|norm_pre\..*|patch_embed\..*"
         r"|(?:embeddings\.)?(?:dist|distillation)_tokens?"
+        r"|(?:embeddings\.)?(?:prompt|channel|type|time|scale)_(?:embed|token).*"
     )
     strange = [
         name for name in left if re.fullmatch(f"{rows.front(table.prefixes)}(?:{extra})", name)

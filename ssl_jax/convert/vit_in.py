@@ -25,7 +25,8 @@ def load_vit(
       path, part: see `load_torch`.
       family: key of FAMILIES. Must be given for an encoder alone under the names that several
         share: "dino", "mae" or "timm", with LayerScale "dinov2" or "timm".
-      heads: attention heads, which shapes do not give; None: width / 64, as in all usual sizes.
+      heads: attention heads, which shapes do not give; None: as published networks of this width
+        have them.
 
     Returns:
       (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. Heads, mean,
@@ -119,7 +120,31 @@ def _fields(weights: Weights, fields: Mapping[str, Any]) -> dict[str, Any]:
         mask_token="mask_token" in arrays,
         position=position,
     )
-    return {"heads": max(1, width // 64)} | dict(fields) | shown
+    if fields.get("image_size", side * grid) != side * grid:
+        raise InputError(
+            f"{weights.source} has position embeddings for images of {side * grid} pixels, but its"
+            f" config.json says {fields['image_size']}"
+        )
+    heads = fields.get("heads") or _usual_heads(width, rotates, weights.source)
+    return dict(fields) | shown | {"heads": heads}
+
+
+def _usual_heads(width, rotates, source):
+    """Attention heads of published networks of a width. Raises InputError for a width of which none
+    is known."""
+    if rotates and width == 1280:  # DINOv3's H+
+        return 20
+    if width > _REGULAR and width not in _HEADS:
+        raise InputError(
+            f"{source} does not say how many attention heads its network of width {width} has; load"
+            " it with heads=N"
+        )
+    return _HEADS.get(width, max(1, width // 64))
+
+
+# Heads of published networks whose heads are not 64 wide: So400m, ViT-H, g, G and DINOv3's 7B.
+_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 4096: 32}
+_REGULAR = 1536  # all other widths up to this one have heads of 64
 
 
 def _swin_fields(

@@ -42,9 +42,11 @@ class Encoder:
       where the weights are.
     adapters: low-rank adapters that `api.load` read from a run and merged into the weights; {}:
       none.
+    notes: of published weights, what was changed or left out, and what to look after.
     """
 
     adapters: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -196,18 +198,26 @@ class Encoder:
         return digest.hexdigest()
 
 
-def published(shape: vit.ViTConfig, params: dict[str, Any], name: str, image: str = "") -> Encoder:
+def published(
+    shape: vit.ViTConfig,
+    params: dict[str, Any],
+    name: str,
+    image: str = "",
+    notes: Sequence[str] = (),
+) -> Encoder:
     """An Encoder with published weights of a vision transformer.
 
     shape: config of the network. params: parameters of `vit.vit(shape)`. name: for display. image:
     the image vector, see `multicrop.global_token`; "": the class token, or the mean of the patch
-    tokens if there is none.
+    tokens if there is none. notes: see `Encoder`.
     """
     computed = dataclasses.replace(shape, mask_token=False)  # only training uses it
     features = _features_of(computed, image or ("cls" if shape.cls else "mean"))
     model = dict(size="custom", **dataclasses.asdict(shape))
     config = FrozenConfigDict(dict(method=name, model=model))
-    return Encoder(config, params, features=features, init=vit.vit(computed).init)
+    encoder = Encoder(config, params, features=features, init=vit.vit(computed).init)
+    encoder.notes = tuple(notes)
+    return encoder
 
 
 @functools.lru_cache(maxsize=8)

@@ -222,9 +222,16 @@ def test_a_folder_of_timm_needs_no_key(tmp_path):
     more = {"model_args": {"num_heads": 4, "act_layer": "gelu_tanh"}}
     c = load(tmp_path, tensors, config=new | more).shape
     assert (c.gelu, c.heads) == ("tanh", 4)
+    pooled = load(tmp_path, tensors, config=new | {"global_pool": "map"})
+    assert any('"map"' in note for note in pooled.notes) and pooled.image_token == "cls"
+    siglip = dict(architecture="vit_giantopt_patch16_siglip_256")
+    c = load(tmp_path, tensors, config=new | siglip).shape
+    assert (c.heads, c.gelu) == (16, "tanh")
     for other, named in (
         ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "quickgelu"),
         ({"model_args": {"act_layer": "silu"}}, "silu"),
+        ({"model_args": {"img_size": [8, 32]}}, "img_size"),
+        ({"model_args": {"img_size": 24}}, "24"),
     ):
         with pytest.raises(InputError, match=named):
             load(tmp_path, tensors, config=new | other)
@@ -251,6 +258,8 @@ def test_a_folder_of_transformers_needs_no_key(tmp_path):
     for change, named in (
         (dict(config=config | {"hidden_act": "quick_gelu"}), "quick_gelu"),
         (dict(config=config | {"num_attention_heads": [4]}), "heads"),
+        (dict(config=config | {"use_gated_mlp": True}), "hidden_act"),
+        (dict(config=config | {"image_size": [8, 32]}), "image_size"),
         (dict(preprocessor_config={"image_mean": 5}), "config.json"),
         (dict(config={"model_type": "eva02"}), "RoPE"),
         (dict(preprocessor_config=preparation | {"do_rescale": False}), "255"),

@@ -110,6 +110,7 @@ def test_pytorch_files_with_command_line_and_optimizer(torch, tmp_path):
             "b": torch.ones((), dtype=torch.bfloat16, requires_grad=True),
         },
         "epoch": 3,
+        "best": np.float64(71.5),
         "args": argparse.Namespace(lr=0.1),
         "optimizer": {"state": {0: {"step": torch.tensor(1)}}},
     }

@@ -299,6 +299,18 @@ def test_the_shape_of_an_encoder_is_read_off_its_weights(saved):
     assert not config.cls and "cls" not in params
 
 
+@pytest.mark.parametrize("width, heads", [(192, 3), (1152, 16), (1280, 16), (1664, 16), (1728, 0)])
+def test_heads_of_published_widths(saved, width, heads):
+    """ViT-H has 16 heads of 80; of a width that nobody has published, a file says nothing."""
+    path = saved(published.encoder(depth=1, d=width))
+    if heads:
+        assert convert.load_vit(path, family="timm")[0].heads == heads
+        return
+    with pytest.raises(InputError, match="heads=N"):
+        convert.load_vit(path, family="timm")
+    assert convert.load_vit(path, family="timm", heads=27)[0].heads == 27
+
+
 def test_a_class_token_with_a_code_or_learned_codes_stays(saved):
     with_code, learned = published.encoder(), published.encoder()
     with_code["pos_embed"][0] = np.pad(position.sincos_2d(GRID, D), ((1, 0), (0, 0)))
@@ -394,6 +406,13 @@ def test_student_and_teacher_are_told_by_their_names():
         prefixed("student_backbone.", PLAIN) | prefixed("teacher_backbone.", published.encoder(1))
     )
     assert found.family == "dino" and set(found.trees) == {"student", "teacher"}
+    found = torch_in.translate(  # I-JEPA's
+        prefixed("encoder.module.", PLAIN)
+        | prefixed("target_encoder.module.", published.encoder(1)),
+        family="dino",
+    )
+    bias = published.encoder(1)["norm.bias"]
+    np.testing.assert_array_equal(found.tree("teacher").arrays["backbone/norm/bias"], bias)
     t = RECOGNISED["timm"]
     averaged = {name: x + 1 for name, x in t.items()}
     found = torch_in.translate(prefixed("state_dict.", t) | prefixed("state_dict_ema.", averaged))
@@ -429,6 +448,8 @@ def test_dinov3_under_all_names_is_one_network(saved, family, gated):
     kinds = config.position, config.norm_eps, config.registers, config.mlp, config.qkv_bias
     assert kinds == ("rope", 1e-5, 3, "swiglu" if gated else "gelu", "qv")
     assert not report.left and config.hidden == HIDDEN
+    if family == "dinov3":  # periods tell the width of a head
+        assert convert.load_vit(saved(t))[0].heads == HEADS
     images = np.random.default_rng(0).uniform(size=(2, 12, 20, 3))
     ours = vit.vit(config).apply(params, jnp.asarray(images, jnp.float32))
     wanted = published.forward_dinov3(t, images)
@@ -466,6 +487,9 @@ UNLIKE = {
     "storage_tokens": "pos_embed",
     "embeddings.patch_embeddings.weight": "pos_embed",
     "blocks.1.attn.q_norm.weight": "norms of queries and keys",
+    "patch_embed.norm.weight": "patch_embed.norm",
+    "channel_embed": "channel_embed",
+    "prompt_embeddings": "prompt_embeddings",
 }
 
 
@@ -473,12 +497,16 @@ def test_a_network_of_another_kind_is_refused():
     for name, named in UNLIKE.items():
         with pytest.raises(InputError, match=named):
             torch_in.translate(PLAIN | {name: np.ones((1, 1, D), np.float32)})
+    for shape in ((D, 12, PATCH, PATCH), (D, 3, PATCH, 2 * PATCH)):
+        with pytest.raises(InputError, match="square and have 3 channels"):
+            torch_in.translate(PLAIN | {"patch_embed.proj.weight": np.ones(shape, np.float32)})
 
 
 def test_names_that_no_table_knows_or_that_come_twice_or_may_be_anybodys(saved):
     for tensors, named in (
         ({"layer1.conv.weight": np.ones(3), "fc.bias": np.ones(3)}, "layer1.conv.weight"),
-        ({}, "STELLAR"),  # the first family there is
+        ({}, "no tensors"),
+        ({"optimizer.a": np.ones(2)}, "no tensors"),
         (prefixed("model.", PLAIN) | prefixed("state_dict.", PLAIN), r"state_dict\.cls_token"),
         (prefixed("backbone.", PLAIN) | prefixed("visual.", PLAIN), r"visual\.cls_token"),
         (PLAIN | {"cls_token": np.ones(())}, "cls_token"),
