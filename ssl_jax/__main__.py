@@ -11,8 +11,9 @@ def main() -> int:
     """Runs the command line; returns its exit code, 2 with one line if an extra is missing."""
     if "jax" not in sys.modules:  # with JAX imported, the caller's process must not be restarted
         pages.restart_with_huge_pages()
-    # Before slow imports, so that a signal is handled from the start.
-    train = sys.argv[1:2] == ["train"]
+    # Before slow imports, so that a signal is handled from the start. Words are only looked at: a
+    # flag and its value may come first, as in `--platform cpu train`.
+    train = "train" in [word for word in sys.argv[1:] if not word.startswith("-")][:2]
     signals = stop.listening(whole=True) if train else contextlib.nullcontext()
     try:
         with signals:

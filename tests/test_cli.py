@@ -298,6 +298,7 @@ def test_train_and_check_leave_a_finished_run_as_it_is(finished, copy):
     assert run("check", copy) == 0
     assert contents(copy) == contents(finished)
     reported = (copy / "results.json").stat().st_mtime_ns
+    assert run("eval", copy, f"--out={copy}") == cli.EXIT_INPUT
     assert run("train", CONFIG, f"--workdir={copy}") == loop.EXIT_DONE
     assert (copy / "results.json").stat().st_mtime_ns == reported  # not made again
     logs = [p.name for p in finished.iterdir() if p.suffix in (".jsonl", ".csv")]

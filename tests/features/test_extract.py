@@ -2,14 +2,18 @@
 raw-pixel baseline.
 """
 
+import os
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
+from ssl_jax.data.source import make_source
 from ssl_jax.features import extract, store, windows
 from ssl_jax.features.monitored import subset
 from ssl_jax.features.pixels import Pixels, area_weights, raw_pixels
+from tests.data.sets import put_images
 from tests.evals import fakes
 
 
@@ -146,6 +150,24 @@ def test_kept_features_are_found_again_with_the_same_bits(tmp_path, sizes):
     extract.extract(_Counted("others"), source, **options, cache=tmp_path / "new")
     extract.extract(network, source, **options, indices=[1, 0], cache=tmp_path / "new")
     assert network.batches > seen and len(list((tmp_path / "new").iterdir())) == 3
+
+
+def test_changed_labels_and_files_are_other_entries(tmp_path):
+    network, options = _Counted(), dict(batch_size=2, crop=4, cache=tmp_path / "cache")
+    images = [f"{name}/{i}.png" for name in "ab" for i in range(2)]
+    put_images(tmp_path / "set", images)
+    rows = [f"set/{path},{path[0]}" for path in images]
+
+    def labels(rows):
+        (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+        source = make_source(dict(kind="csv", dir=str(tmp_path / "list.csv")))
+        return extract.extract(network, source, **options).labels.tolist()
+
+    assert labels(rows) == labels(rows) == [0, 0, 1, 1]
+    seen = network.batches
+    assert labels([rows[0], rows[1].replace(",a", ",b"), *rows[2:]]) == [0, 1, 1, 1]
+    os.utime(tmp_path / "set" / images[1], (1, 1))  # an image that is not looked at
+    assert labels(rows) == [0, 0, 1, 1] and network.batches == 3 * seen
 
 
 def test_a_cache_of_other_images_or_with_damage_is_refused(tmp_path):

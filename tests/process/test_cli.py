@@ -37,6 +37,25 @@ def test_a_reader_that_closes_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+OUTLIVES = """
+import os, sys
+from ssl_jax.runtime import output
+output.outlive_reader()
+print("x" * 10**6)
+print("more", flush=True)
+os.write(2, b"end")
+"""
+
+
+def test_a_run_outlives_the_reader_of_its_output():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = python("-c", OUTLIVES, stdout=writer)
+    os.close(writer)
+    assert done.returncode == 0 and done.stderr.endswith("end")
+    assert done.stderr.count("\n") == 1 and "the run continues" in done.stderr
+
+
 COMPLETED = {
     "ssl-jax ev": {"eval"},
     "ssl-jax train --config=stel": {"--config=stellar"},

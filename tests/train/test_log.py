@@ -19,6 +19,28 @@ def test_rows_past_the_restored_step_are_cut(tmp_path):
     assert lines[0] == "step,loss" and len(lines) == 5
 
 
+def test_a_new_key_is_a_new_column(tmp_path):
+    """As of an evaluation that is added when a run is resumed."""
+    table = log.Table(tmp_path, "evals", restored_step=None)
+    table.write({"step": 0, "knn": 1.0})
+    table = log.Table(tmp_path, "evals", restored_step=0)
+    table.write({"step": 4, "knn": 2.0, "rank": 3.0})
+    table.write({"step": 8, "rank": 4.0})
+    wanted = ["step,knn,rank", "0,1.0,", "4,2.0,3.0", "8,,4.0"]
+    assert (tmp_path / "evals.csv").read_text().splitlines() == wanted
+    log.Table(tmp_path, "evals", restored_step=8)
+    assert (tmp_path / "evals.csv").read_text().splitlines() == wanted
+
+
+def test_sessions_are_kept(tmp_path, monkeypatch):
+    assert log.note_session(tmp_path, 0) is None
+    monkeypatch.setattr(log, "code", lambda: "other")
+    assert log.note_session(tmp_path, 8)["code"] != "other"
+    assert log.note_session(tmp_path, 4)["step"] == 0  # of an older checkpoint
+    rows = log.read_rows(tmp_path / "sessions.jsonl")
+    assert [(row["step"], row["code"] == "other") for row in rows] == [(0, False), (4, True)]
+
+
 def test_two_commits_of_one_version_are_told_apart(monkeypatch, tmp_path):
     (tmp_path / "train").mkdir()
     monkeypatch.setattr(log, "__file__", str(tmp_path / "train" / "log.py"))

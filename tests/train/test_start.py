@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import api, cli, trees
+from ssl_jax import api, cli, evals, trees
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.convert import own
 from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.data.arrays import ArraySource
+from ssl_jax.evals import section
 from ssl_jax.train import best as best_lib
 from ssl_jax.train import checkpoint, log, loop, state
 from ssl_jax.train import start as start_lib
@@ -181,7 +182,8 @@ def test_weights_are_asked_for():
 
 
 def test_training_that_makes_a_network_worse_is_named(tmp_path):
-    config = FrozenConfigDict({"evals": {"best": "knn"}})
+    config = tiny.config("dino", evals__best="knn", evals__knn=evals.new("knn"))
+    config.evals.tasks = ("knn",)
     kept = best_lib.Best(tmp_path, config)
     said = []
     for step, score in enumerate((50.0, 40.0, 60.0, 55.0, 45.0)):
@@ -196,8 +198,27 @@ def test_training_that_makes_a_network_worse_is_named(tmp_path):
     results = {"untrained network": {"knn": 9.0}, "trained": {"knn": 45.0}}
     trained = {"knn": 45.0, "knn_best_of_run": 60.0}
     assert kept.added(results) == {**results, "trained": trained}
-    unnamed = FrozenConfigDict({"evals": {"best": ""}})
-    assert best_lib.Best(tmp_path, unnamed).added(results) == results
+    assert best_lib.Best(tmp_path, tiny.config("dino")).added(results) == results
+    config.evals.best = "knn_k7"
+    with pytest.raises(InputError, match="knn_k20"):
+        best_lib.Best(tmp_path, config).note(9, {"knn": 1.0, "knn_k20": 1.0}, lambda: ({}, None))
+
+
+def test_of_some_scores_the_lowest_is_best(tmp_path):
+    types = {f"evals__{name}": evals.new(name) for name in ("knn", "collapse")}
+    config = tiny.config("dino", **types)
+    config.evals.tasks, config.evals.best = ("knn", "collapse"), "collapse"
+    kept = best_lib.Best(tmp_path, config)
+    for step, score in enumerate((50.0, 60.0, 40.0)):
+        with open(tmp_path / "evals.jsonl", "a") as file:
+            file.write(json.dumps({"step": step, "collapse": score}) + "\n")
+        text = kept.note(step, {"collapse": score}, lambda: ({}, None))
+        assert ("warning" in text) == (step == 1)
+    assert kept.added({"trained": {}})["trained"] == {"collapse_best_of_run": 40.0}
+    assert not section.is_lower_better(config, "collapse_rank")
+    config.evals.best = "linear"
+    with pytest.raises(InputError, match="evals.best.*linear.*knn, collapse"):
+        section.check(config)
 
 
 REFUSED = {  # {file: what its refusal names}
