@@ -40,7 +40,7 @@ def main(argv=None) -> int:
         if run.folder.name in records:
             continue
         runs.train(run)
-        if not finished(run):
+        if not run.done:
             print(f"{run.folder.name}: FAILED, see {run.folder}.log", flush=True)
             status = 1
             continue
@@ -66,11 +66,6 @@ def run_of(args, seed: int, images: str, method: str, way: str, passed_on) -> ru
     given = tuple(f"--config.{key}={value}" for key, value in changes.items())
     folder = args.workdir / f"{images}-{method}-{way}-{seed}"
     return runs.Run(f"adapt:{method}", folder, (*given, *passed_on))
-
-
-def finished(run: runs.Run) -> bool:
-    """Whether its last step is saved."""
-    return (run.folder / "checkpoints" / str(SETTINGS["train"]["optim.steps"])).is_dir()
 
 
 def scores(network, data: str) -> dict[str, float]:

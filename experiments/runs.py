@@ -19,7 +19,7 @@ from typing import NamedTuple
 from experiments.store import Records
 from experiments.tables import ROOT, made, spread
 from ssl_jax import evals
-from ssl_jax.config import refusal
+from ssl_jax.config import InputError, refusal
 from ssl_jax.runtime import pages
 
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
@@ -106,15 +106,38 @@ class Run(NamedTuple):
 
     @property
     def done(self) -> bool:
-        return (self.folder / "results.json").exists()
+        """Whether it has its results or, without evaluations, its last checkpoint."""
+        if (self.folder / "results.json").exists():
+            return True
+        try:
+            config = json.loads((self.folder / "config.json").read_text())
+        except FileNotFoundError:
+            return False
+        last = self.folder / "checkpoints" / str(config["run"]["total_steps"])
+        return not config["evals"]["tasks"] and last.is_dir()
+
+    def check_same(self) -> None:
+        """Raises InputError if the folder holds a run with other arguments."""
+        file = self.folder / "environment.json"
+        command = json.loads(file.read_text()).get("command") if file.exists() else None
+        if command is None:
+            return
+        there = {word for word in command if word.startswith("--config")}
+        wanted = {f"--config={self.config}", *self.arguments}
+        if differing := sorted(there ^ wanted):
+            raise InputError(
+                f"{self.folder} holds a run with other settings ({', '.join(differing)}); choose"
+                " another --workdir"
+            )
 
 
 def train(run: Run, cores=()) -> bool:
-    """Trains in a process of its own unless there are results; continues what was cut off. True if
-    there are results then.
+    """Trains in a process of its own unless it is done; continues what was cut off. True if it is
+    done then. Raises InputError if the folder holds another run.
 
     cores: processors that the process may use; () = all.
     """
+    run.check_same()
     if not run.done:
         run.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "ssl_jax", "train", f"--config={run.config}"]
@@ -157,7 +180,8 @@ def read(folder: Path) -> dict:
     """Of a finished run: {"untrained", "raw", "trained": {score: number}; "end": {metric: its mean
     over the last 20 rows}; "ms": median milliseconds of a step; "minutes": of training; "size": of
     large views, pixels; "curve": {"step" and scores: their numbers on the way}}."""
-    scores = json.loads((folder / "results.json").read_text())
+    file = folder / "results.json"
+    scores = json.loads(file.read_text()) if file.exists() else {}
     config = json.loads((folder / "config.json").read_text())
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     speeds = [float(row["images_per_second"]) for row in rows[1:] or rows]

@@ -8,7 +8,7 @@
 
 A grid is every combination of the values; a list is a file with the changes of one run a line, as
 KEY=VALUE separated by blanks. A run is `ssl-jax train` in WORKDIR/KEY=VALUE,..., in a process of
-its own; it resumes after a kill, and one that has its results.json is not made again. Values are
+its own; it resumes after a kill, and one that is finished is not made again. Values are
 those of --config.KEY=VALUE; a value with commas, such as a pair, needs a list. Arguments
 --config.KEY=VALUE go to every run. With --slurm the runs become one array of jobs
 (launch/slurm.sbatch, one process and GPU each), and --table shows what they gave. With --gains the
@@ -157,7 +157,7 @@ def read(folders: list[Path]) -> tuple[dict[Path, dict], dict[Path, dict]]:
     """Results and resolved configs {key: value} of finished runs."""
     texts = {folder: (folder / "config.json").read_text() for folder in folders}
     configs = {folder: config_lib.flatten(json.loads(text)) for folder, text in texts.items()}
-    return {folder: runs.read(folder) for folder in folders}, configs
+    return {folder: {"trained": {}} | runs.read(folder) for folder in folders}, configs
 
 
 def measured(results: dict[Path, dict]) -> list[str]:

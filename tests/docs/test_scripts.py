@@ -25,6 +25,7 @@ from experiments import (
 from launch import sweep
 from ssl_jax import config as config_lib
 from ssl_jax import evals, losses, settings
+from ssl_jax.config import InputError
 from tests.docs.scripts import TINY, cells, finished, page
 
 MADE = dict(commit="0123456", processor="a processor", cores=2, python="3", jax="0")
@@ -210,6 +211,21 @@ def test_a_sweep_shows_what_differs(tmp_path, capsys):
     where = ["--gains", "--write=trials", f"--document={document}"]
     assert sweep.main(["--table", *folders, *where]) == 0
     assert cells(document.read_text(), "`optim.lr=0.001`") == ["40.0 (-10.0)"]
+    command = ["ssl-jax", "train", "--config=quickstart", "--config.optim.lr=3e-3"]
+    (folder / "environment.json").write_text(json.dumps({"command": command}))
+    with pytest.raises(InputError, match="optim.lr=3e-3"):  # a run with this name but other keys
+        sweep.main(grid)
+
+
+def test_a_run_without_evaluations_is_done_with_its_last_step(tmp_path):
+    run = runs.Run("quickstart", tmp_path)
+    assert not run.done
+    config = {"run": {"total_steps": 8}, "evals": {"tasks": []}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    assert not run.done
+    (tmp_path / "checkpoints" / "8").mkdir()
+    assert run.done
 
 
 @pytest.mark.usefixtures("untrained")
