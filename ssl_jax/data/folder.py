@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -24,7 +25,7 @@ EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # what loses no value
 _BESIDE = ("masks", "mask_suffix", "boxes")  # keys that say what lies beside the images
 BESIDE = ("masks", "annotations")  # folders of masks that are found without being named
-_MASK_FOLDERS = (*BESIDE, "mask", "annotation")
+_IN_MASKS = re.compile(r"(?:^|/)(?:masks?|annotations?)/[^/]*$", re.IGNORECASE)
 _FIRST = 100  # XML files that tell whether boxes have the classes of the images
 _ACCEPTED = ", ".join(EXTENSIONS)
 # What other kinds of data.kind read.
@@ -225,13 +226,13 @@ def _in_images_alone(root, split, beside):
 
 def _masks_among(paths):
     """Those of the images that are masks of others, see `Folder`."""
-    stems, found = set(map(listing.stem, paths)), set()
-    for path in paths:
-        *above, folder, name = ("", *listing.stem(path).split("/"))
-        if folder.lower() in _MASK_FOLDERS:
-            places = (above[1:], [*above[1:], "images"])
-            if any("/".join((*place, name)) in stems for place in places):
-                found.add(path)
+    candidates = [path for path in paths if _IN_MASKS.search(path)]
+    stems = set(map(listing.stem, paths)) if candidates else set()
+    found = set()
+    for path in candidates:
+        *above, _, name = listing.stem(path).split("/")
+        if any("/".join((*place, name)) in stems for place in (above, [*above, "images"])):
+            found.add(path)
     return found
 
 

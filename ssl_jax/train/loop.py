@@ -101,7 +101,7 @@ def _train(
             code = steps.run(batches, batch)
             # The scores that are there belong to the config that is there, until others replace
             # both.
-            if begin == total and distributed.is_first():
+            if begin == total and code == EXIT_DONE and distributed.is_first():
                 log.write_json(workdir / "config.json", run.config.to_dict())
             return code
     finally:

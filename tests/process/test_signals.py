@@ -119,7 +119,11 @@ with stop.listening(whole=True) as signals:
 
 @pytest.mark.parametrize(
     "state, work, number, count, code",
-    [("idle", COMPUTE, signal.SIGTERM, 1, 75), ("busy", COMPUTE, signal.SIGINT, 2, 130)],
+    [
+        ("idle", COMPUTE, signal.SIGTERM, 1, 75),
+        ("idle", COMPUTE, signal.SIGHUP, 1, 75),
+        ("busy", COMPUTE, signal.SIGINT, 2, 130),
+    ],
 )
 def test_a_process_ends_also_from_within_a_library(state, work, number, count, code):
     """As while XLA compiles, Python sees no signal during a call into C."""
