@@ -24,7 +24,9 @@ def run(options: argparse.Namespace) -> int:
     from ssl_jax.features import embedding
 
     embedding.writable(options.out)
-    encoder = api.load(options.network, family=options.family, trust=options.trust)
+    encoder = api.load(
+        options.network, family=options.family, heads=options.heads, trust=options.trust
+    )
     notes.tell(encoder)
     section = ConfigDict({"data": _data(encoder.config.get("data"), options.folder)})
     config = arguments.changed(section, options.changes)

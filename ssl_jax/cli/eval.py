@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; create it")
     if out:
         _check_out(out)
-    encoder, stored = _opened(options.network, options.family, trust)
+    encoder, stored = _opened(options, trust)
     added = _add(stored, options.add, options.changes)
     config = arguments.changed(stored, options.changes)
     for key in config_lib.changed(stored, config):
@@ -70,15 +70,16 @@ def run(options: argparse.Namespace) -> int:
     return os.EX_OK
 
 
-def _opened(path: str, family: str | None, trust: bool):
+def _opened(options: argparse.Namespace, trust: bool):
     """(network, its config). The network of a run is None, because its evaluations are checked
     before its weights are read."""
     from ssl_jax import api
     from ssl_jax.convert import places
 
-    if (place := places.find(path)).is_run:
+    if (place := places.find(options.network)).is_run:
         return None, settings.completed(api.saved_config(place.path, trust))
-    encoder = api.load(path, family=family or None, trust=trust)
+    choices = dict(family=options.family or None, heads=options.heads)
+    encoder = api.load(options.network, **choices, trust=trust)
     return encoder, settings.completed(encoder.config)
 
 
