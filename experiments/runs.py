@@ -23,6 +23,8 @@ from ssl_jax.config import InputError, refusal
 from ssl_jax.runtime import pages
 
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
+# Keys that change no result, or a place.
+_FREE = tuple(f"--config.{key}" for key in ("log.", "checkpoint.", "data.workers", "data.dir"))
 _LAST = 20  # rows of metrics.csv that stand for the end of a run
 
 
@@ -122,9 +124,9 @@ class Run(NamedTuple):
         command = json.loads(file.read_text()).get("command") if file.exists() else None
         if command is None:
             return
-        there = {word for word in command if word.startswith("--config")}
-        wanted = {f"--config={self.config}", *self.arguments}
-        if differing := sorted(there ^ wanted):
+        there = {word for word in command if word.startswith("--config.")}
+        differing = sorted(x for x in there ^ {*self.arguments} if not x.startswith(_FREE))
+        if differing:
             raise InputError(
                 f"{self.folder} holds a run with other settings ({', '.join(differing)}); choose"
                 " another --workdir"
@@ -133,11 +135,10 @@ class Run(NamedTuple):
 
 def train(run: Run, cores=()) -> bool:
     """Trains in a process of its own unless it is done; continues what was cut off. True if it is
-    done then. Raises InputError if the folder holds another run.
+    done then.
 
     cores: processors that the process may use; () = all.
     """
-    run.check_same()
     if not run.done:
         run.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "ssl_jax", "train", f"--config={run.config}"]
@@ -155,7 +156,11 @@ def train(run: Run, cores=()) -> bool:
 
 def train_all(wanted, jobs: int = 1):
     """Trains runs, `jobs` at a time, each with its share of the cores; names each as it ends, and
-    yields (run, whether there are results)."""
+    yields (run, whether there are results). Raises InputError before it begins if a folder holds
+    another run."""
+    wanted = list(wanted)
+    for run in wanted:
+        run.check_same()
     cores: queue.SimpleQueue = queue.SimpleQueue()
     available = sorted(os.sched_getaffinity(0)) if shutil.which("taskset") and jobs > 1 else []
     for job in range(jobs):

@@ -11,10 +11,8 @@ def main() -> int:
     """Runs the command line; returns its exit code, 2 with one line if an extra is missing."""
     if "jax" not in sys.modules:  # with JAX imported, the caller's process must not be restarted
         pages.restart_with_huge_pages()
-    # Before slow imports, so that a signal is handled from the start. Words are only looked at: a
-    # flag and its value may come first, as in `--platform cpu train`.
-    train = "train" in [word for word in sys.argv[1:] if not word.startswith("-")][:2]
-    signals = stop.listening(whole=True) if train else contextlib.nullcontext()
+    # Before slow imports, so that a signal is handled from the start.
+    signals = stop.listening(whole=True) if _is_train() else contextlib.nullcontext()
     try:
         with signals:
             from ssl_jax import cli
@@ -28,6 +26,19 @@ def main() -> int:
             raise
         print(f"ssl-jax: {line}", file=sys.stderr)
         return 2
+
+
+def _is_train() -> bool:
+    """Whether the first word that is no flag, and no flag's value (--platform cpu), is "train"."""
+    follows = False
+    for word in sys.argv[1:]:
+        if word.startswith("-"):
+            follows = "=" not in word
+        elif follows:
+            follows = False
+        else:
+            return word == "train"
+    return False
 
 
 if __name__ == "__main__":  # data workers are spawned and import this module again

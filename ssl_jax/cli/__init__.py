@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signals: contextlib.AbstractContextManager = contextlib.nullcontext()
+    command = ""
     try:
         changes, words = arguments.split(argv)
         if (command := _command(words)) == "train":
@@ -50,8 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         print("ssl-jax: stopped", file=sys.stderr)
         return stop.EXIT_AT_ONCE
     except BrokenPipeError:
+        if command == "train":  # not of stdout, which outlives its reader
+            raise
         # The reader, for example `head`, closed the pipe; Python must not flush the rest at exit.
-        output.discard_stdout()
+        output.discard(1)
         return 0
     except (InputError, OSError) as error:
         if not (line := refusal(error)):

@@ -29,8 +29,7 @@ def _same(x):
 
 
 def _read_patches(x):
-    _, channels, height, width = x.shape
-    if channels != 3 or height != width:
+    if x.ndim != 4 or x.shape[1] != 3 or x.shape[2] != x.shape[3]:
         raise ValueError("patches must be square and have 3 channels")
     return x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0])
 

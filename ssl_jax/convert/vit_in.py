@@ -120,7 +120,7 @@ def _fields(weights: Weights, fields: Mapping[str, Any]) -> dict[str, Any]:
         mask_token="mask_token" in arrays,
         position=position,
     )
-    if fields.get("image_size", side * grid) != side * grid:
+    if fields.get("image_size", side * grid) // side != grid:
         raise InputError(
             f"{weights.source} has position embeddings for images of {side * grid} pixels, but its"
             f" config.json says {fields['image_size']}"

@@ -247,9 +247,15 @@ def _instances(content: dict[str, Any]) -> Instances:
         names=names,
         corners=[np.array(entry, np.float32).reshape(-1, 4) for entry in corners],
         labels=[np.array(entry, np.int32) for entry in labels],
-        sizes=[(entry.get("height", 0), entry.get("width", 0)) for entry in images],
+        sizes=[(_side(entry.get("height")), _side(entry.get("width"))) for entry in images],
         crowds=[np.array(entry, bool) for entry in crowds],
     )
+
+
+def _side(number):
+    """A stated height or width; 0 for what is none."""
+    fits = isinstance(number, int | float) and math.isfinite(number) and number > 0
+    return number if fits else 0
 
 
 def _finite(number):

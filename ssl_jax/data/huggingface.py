@@ -34,7 +34,7 @@ class HuggingFace(Stored):
 
         Raises:
           InputError: no such split or column; labels of another type; a file that is broken, or
-            parquet files that are larger than half of the memory; a row without a label.
+            parquet files that are larger than half of the memory.
         """
         self._root, self._files = local(section["dir"]), _files(section, split)
         schema = _schema(self._files[0])
@@ -149,8 +149,8 @@ def _files(section, split) -> list[str]:
     if place.is_file():
         if split != "train" and not listing.alike(split, [_split_of(place)]):
             raise InputError(
-                f"data.split: {place} is the part train, not {split!r}; to hold out a part, use a"
-                ' slice such as "train[90%:]", or set data.dir to the folder of the data set'
+                f"data.split: {place} is {_split_of(place)}, not {split!r}; to hold out a part, use"
+                ' a slice such as "train[90%:]", or set data.dir to the folder of the data set'
             )
         return [str(place)]
     split = listing.alike(split, parts(section)) or split

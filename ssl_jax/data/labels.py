@@ -31,6 +31,11 @@ def checked(
             f"data.labels: {name(wrong[0])} has the label {values[wrong[0]]!r};"
             f" {len(wrong)} of {len(values)} are neither numbers nor strings"
         )
+    if None in values and len({*values} - {None}) == 1 and any(map(_is_negative, labels or ())):
+        raise InputError(
+            "data.labels: negative labels mean that an image has none, and only one class is left;"
+            " number the classes from 0"
+        )
     numbers, names = numbered(values, names)
     last = int(numbers.argmax())
     if names and numbers[last] >= len(names):
@@ -43,7 +48,11 @@ def checked(
 
 def _is_none(label):
     """Whether this says that a record has no label."""
-    return label is None or label == "" or (isinstance(label, int | float) and not label >= 0)
+    return label is None or label == "" or label != label or _is_negative(label)
+
+
+def _is_negative(label):
+    return isinstance(label, int | float) and label < 0
 
 
 def numbered(
@@ -61,7 +70,7 @@ def numbered(
         if max(there) < max(_CLASSES, 2 * len(there), len(names or ())):
             numbers = [-1 if label is None else label for label in labels]
             return np.array(numbers, np.int32), tuple(names) if names else None
-    texts = set(map(str, there))
+    texts = {str(label) for label in labels if label is not None}
     whole = all(len(text) < 20 and text.removeprefix("-").isdecimal() for text in texts)
     classes = sorted(texts, key=lambda text: (int(text) if whole else 0, text))
     number = {name: i for i, name in enumerate(classes)}

@@ -26,7 +26,8 @@ def alike(name: str, there: Iterable[str]) -> str | None:
     several."""
     there = list(there)
     words = next((words for words in _ALIKE if name.lower() in words), (name.lower(),))
-    matches = [name] if name in there else [other for other in there if _word(other) in words]
+    matches = [name] if name in there else [other for other in there if other.lower() in words]
+    matches = matches or [other for other in there if _word(other) in words]
     if len(matches) > 1:
         raise InputError(f"data.split: {name!r} can be {listed(matches)}; name one of them")
     return matches[0] if matches else None

@@ -71,7 +71,7 @@ class Called(base.Wrapper):
             self.num_classes = len(self.class_names)
         targets = getattr(records, "targets", None)
         if self.num_classes is not None and targets is not None and len(targets) == len(records):
-            missing = [i for i, label in enumerate(targets) if label is None or label < 0]
+            missing = [i for i, label in enumerate(targets) if _is_none(label)]
             self.unlabelled = self.unlabelled or missing
 
     def __getitem__(self, i: int) -> dict[str, Any]:
@@ -116,6 +116,14 @@ class Called(base.Wrapper):
         return f"Called({self._kind!r}{given}, images={len(self)}, classes={self.num_classes})"
 
 
+def _is_none(label):
+    """Whether this says that an image has no label; False for what is no number."""
+    if label is None:
+        return True
+    value = np.asarray(label)
+    return bool(value.ndim == 0 and value.dtype.kind in "if" and not value >= 0)
+
+
 def _described(error):
     """What an error of the user's code says, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
@@ -146,6 +154,10 @@ def _function(kind):
 def _pixels(image, channels):
     """An image of any kind as [H,W,C], uint8 or float32."""
     is_pillow = hasattr(image, "convert") and channels == 3
+    if is_pillow:
+        # Wide numbers of the range of bytes are clipped to bytes; others have their own range.
+        wide = image.mode in ("I", "F") and 1 < image.getextrema()[1] <= 255
+        image = image.convert("RGB") if wide else image
     pixels = decode.rgb(image) if is_pillow else np.asarray(image)
     if pixels.ndim == 2 and channels in (1, 3):
         pixels = np.repeat(pixels[..., None], channels, axis=2)

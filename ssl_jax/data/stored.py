@@ -74,12 +74,10 @@ class Stored(Source):
 
     def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
         """See `Source.fingerprint`."""
-        digest, dates = hashlib.sha256(), dict[str, str]()
+        digest, date = hashlib.sha256(), functools.lru_cache(maxsize=8)(_date)
         for i in map(int, indices):
             for path in self._files_of(i):
-                if path not in dates:
-                    dates[path] = _date(path)
-                digest.update(f"{path}\0{dates[path]}\0".encode("utf-8", "surrogateescape"))
+                digest.update(f"{path}\0{date(path)}\0".encode("utf-8", "surrogateescape"))
             if self._labels is not None:
                 digest.update(f"{self._labels[i]}\0".encode())
         return digest.hexdigest()[:20]

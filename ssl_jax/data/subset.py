@@ -25,7 +25,8 @@ class Subset(base.Wrapper):
         super().__init__(source)
         self._indices = np.asarray(indices, np.int64)
         number = zlib.crc32(self._indices.astype("<i8").tobytes())  # other records, another repr
-        self._what = f"{what or 'records'}, {len(self._indices)} images, {number:08x}"
+        self._checksum = f"{number:08x}"
+        self._what = f"{what or 'records'}, {len(self._indices)} images, {self._checksum}"
         if self.image_ids is not None:
             self.image_ids = tuple(self.image_ids[i] for i in self._indices)
         self.unlabelled = np.flatnonzero(np.isin(self._indices, self.unlabelled)).tolist()
@@ -55,7 +56,7 @@ class Subset(base.Wrapper):
     def names_digest(self) -> str:
         """That of the source, and of the choice of records."""
         inner = self._source.names_digest()
-        return inner and f"{inner}, {self._what}"
+        return inner and f"{inner}, {self._checksum}"
 
     def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
         """That of these records of the source."""

@@ -57,8 +57,9 @@ class Table(Files):
         labels = _labels(rows, column["labels"])
         indices = _of_split(self._list, columns, rows, split)
         if labels is not None:
-            numbers, facts["class_names"] = numbered(labels)
-            facts["labels"] = numbers[indices]
+            numbers, names = numbered(labels)
+            if (numbers[indices] >= 0).any():  # else a part whose labels are hidden
+                facts |= dict(labels=numbers[indices], class_names=names)
         self._rows = [rows[i][0] for i in indices]
         paths = [rows[i][1][column["images"]] for i in indices]
         for line, path in zip(self._rows, paths):
@@ -100,7 +101,7 @@ def parts(section: kinds.Section) -> list[str]:
 def _files(place):
     if place.is_file():
         return [place]
-    return [path for path in listing.matching(place, "*") if path.suffix.lower() in EXTENSIONS]
+    return listing.matching(place, "*.[cC][sS][vV]", "*.[tT][sS][vV]")
 
 
 def _file(place, split) -> Path:
@@ -111,12 +112,17 @@ def _file(place, split) -> Path:
     files = _files(place)
     name = listing.alike(split, [file.stem for file in files])
     matches = [file for file in files if file.stem == name]
-    if len(files) == 1 and (place.is_file() or not listing.is_part(files[0].stem)):
+    if len(files) == 1 and (place.is_file() or not _is_part(files[0])):
         matches = files
     if not matches:
         names = listed([file.name for file in files])
         raise InputError(f"data.split: {place} has no list {split}.csv; lists: {names}")
     return matches[0]
+
+
+def _is_part(file):
+    """Whether a list is one part of a set: by its name, and without a column that divides it."""
+    return listing.is_part(file.stem) and _split_column(file, _read(file)[0]) is None
 
 
 def _read(path):
@@ -172,12 +178,14 @@ def _split_column(path, columns):
 
 
 def _labels(rows, column):
-    """The texts of all labels, None for an empty cell and -1; None without a column, or if it holds
-    no label."""
+    """The texts of all labels, None for an empty cell, and for -1 among several classes; None
+    without a column, or if it holds no label."""
     if column is None:
         return None
-    texts = [None if cells[column] in ("", "-1") else cells[column] for _, cells in rows]
-    return texts if any(texts) else None
+    texts = [cells[column] for _, cells in rows]
+    none = {"", "-1"} if len({*texts} - {"", "-1"}) > 1 else {""}
+    found = [None if text in none else text for text in texts]
+    return found if any(found) else None
 
 
 def _of_split(path, columns, rows, split):

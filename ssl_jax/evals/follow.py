@@ -61,7 +61,8 @@ def fit_to_data(
       given: keys that the user has set. An evaluation that they request is never left out.
 
     Raises:
-      InputError: the set lacks what a requested evaluation needs, or has no part to score.
+      InputError: the set lacks what a requested evaluation needs, or has no part to score; no
+        evaluation has the score that the user chose as `evals.best`.
     """
     config = ConfigDict(config.to_dict())
     chosen, followers = section.selected(config), _followers(config)
@@ -84,10 +85,6 @@ def fit_to_data(
             f"no {needs} for {', '.join(names)}" for needs, names in left_out.items()
         )
         notes.append(f"evaluations: {', '.join(tasks)}; {_where(config.data)} has {lacks}")
-        best = config.evals.best
-        if best and "evals.best" not in given and section.of_score(config, best) is None:
-            config.evals.best = ""
-            notes.append(f"evaluations: no best network is kept, as {best} is not measured")
     followers = _followers(config)
     follow(config)
     if records is not None:
@@ -98,7 +95,22 @@ def fit_to_data(
             )
         notes += _choose_parts(config, followers, given)
     section.check(config)
-    return config, notes
+    return config, notes + _check_best(config, given)
+
+
+def _check_best(config, given) -> list[str]:
+    """Clears `evals.best` if no evaluation has that score, and returns a note. Raises InputError if
+    it is the user who asks for it."""
+    best, tasks = config.evals.best, section.selected(config)
+    if not best or not tasks or section.of_score(config, best) is not None:
+        return []
+    if "evals.best" in given:
+        raise InputError(
+            f'evals.best is "{best}", which is no score of the evaluations {", ".join(tasks)}; name'
+            " one of theirs, or add its evaluation to evals.tasks"
+        )
+    config.evals.best = ""
+    return [f"evaluations: no best network is kept, because {best} is not measured"]
 
 
 def _followers(config) -> dict:

@@ -203,16 +203,10 @@ def is_lower_better(config: ConfigDict, score: str) -> bool:
 
 
 def check(config: ConfigDict) -> None:
-    """Raises InputError for unknown names in `evals.tasks` and `evals.best`, empty lists of values,
-    and data without what an evaluation needs (`follow.fit_to_data` checks the training set)."""
+    """Raises InputError for unknown names in `evals.tasks`, empty lists of values, and data without
+    what an evaluation needs (`follow.fit_to_data` checks the training set and `evals.best`)."""
     tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
     tasks.check("evals.tasks", config.evals.tasks)
-    if (best := config.evals.best) and config.evals.tasks and of_score(config, best) is None:
-        raise InputError(
-            f'evals.best is "{best}", which is no score of the evaluations'
-            f" {', '.join(selected(config))}; name one of theirs, or add its evaluation to"
-            " evals.tasks"
-        )
     for name, section in selected(config).items():
         path, type = f"evals.{name}", registry.get(section.type)
         needs = type.needs

@@ -87,7 +87,8 @@ def extract(
     """
     network, source = adopt(network), base.adopt(source)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
-    entry = _entry(network, source, cache, indices, (image, patches, token, layers, crop, multiple))
+    choice = (image, patches, token, layers, crop, multiple)
+    entry = _entry(network, source, cache, indices, choice, shared)
     if entry is not None and (stored := entry.read()) is not None:
         arrays, notes = stored
         _check_images(entry, notes["images"], source)
@@ -258,15 +259,18 @@ def _extracted(rows, skipped):
     return Extracted(**columns, skipped=tuple(skipped))
 
 
-def _entry(network, source, cache, indices, choice):
+def _entry(network, source, cache, indices, choice, shared):
     """The cache entry of an extraction; None without a folder, or for a network without digest."""
     if not cache or not network.digest:
         return None
+    files = source.fingerprint(indices)
+    if shared:  # dates may differ between machines, but all must find the entry, or none
+        files = distributed.gather_json(files)[0]
     key = {
         "network": network.digest,
         "source": repr(source),
         "classes": list(source.class_names or ()),
-        "files": source.fingerprint(indices),
+        "files": files,
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
     }

@@ -42,7 +42,7 @@ class Encoder:
       where the weights are.
     adapters: low-rank adapters that `api.load` read from a run and merged into the weights; {}:
       none.
-    notes: of published weights, what was changed or left out, and what to look after.
+    notes: of published weights, what was changed or left out, and what to check.
     """
 
     adapters: dict[str, Any] = {}

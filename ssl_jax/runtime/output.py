@@ -1,6 +1,5 @@
 """Keeps a run alive when nobody reads its output any more."""
 
-import contextlib
 import io
 import os
 import sys
@@ -14,18 +13,20 @@ def ensure() -> None:
 
 
 def outlive_reader() -> None:
-    """From here on, writing to stdout cannot fail: when the pipe, the terminal or the disk at its
-    other end is gone, one line on stderr says so, and further output is discarded."""
-    stdout = sys.stdout
-    if not isinstance(stdout, io.TextIOWrapper) or _number(stdout) != 1:
-        return  # somebody has replaced it, as notebooks do
-    stdout.flush()
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Lasting(1, "w", closefd=False)),
-        encoding=stdout.encoding,
-        errors=stdout.errors,
-        line_buffering=stdout.line_buffering,
-    )
+    """From here on, writing to stdout and stderr cannot fail: if the pipe, the terminal or the disk
+    at the other end is gone, output is discarded; of stdout, one line on stderr says so."""
+    for number, name in ((2, "stderr"), (1, "stdout")):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or _number(stream) != number:
+            continue  # somebody has replaced it, as notebooks do
+        stream.flush()
+        lasting = io.TextIOWrapper(
+            io.BufferedWriter(_Lasting(number, "w", closefd=False)),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering or stream.write_through,
+        )
+        setattr(sys, name, lasting)
 
 
 class _Lasting(io.FileIO):
@@ -33,8 +34,8 @@ class _Lasting(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            discard_stdout()
-            with contextlib.suppress(OSError, ValueError):
+            discard(self.fileno())
+            if self.fileno() == 1:
                 print(
                     f"ssl-jax: output cannot be written ({error.strerror}); the run continues, and"
                     " its numbers are in the run directory",
@@ -43,10 +44,10 @@ class _Lasting(io.FileIO):
             return len(data)
 
 
-def discard_stdout() -> None:
-    """Points the file descriptor of stdout at the null device."""
+def discard(number: int) -> None:
+    """Points a file descriptor at the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
+    os.dup2(null, number)
     os.close(null)
 
 

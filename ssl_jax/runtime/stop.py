@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: nothing is lost; the same command resumes
 EXIT_AT_ONCE = 130  # the shells' code for an end by SIGINT
 
-_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
-    _SIGNALS += (signal.SIGHUP,)
+    SIGNALS += (signal.SIGHUP,)
 PATIENCE = 3.0  # seconds in which an idle process must end by itself, before it is killed
 _SOON = 0.2  # seconds in which the main thread sees a signal, unless it is inside a library
 _END = b"\0"  # ends the watching thread; no signal has this number
@@ -114,7 +114,7 @@ class Stop:
         announced = False
         while (data := os.read(reading, 1)) and data != _END:
             number = data[0]
-            if number not in _SIGNALS:
+            if number not in SIGNALS:
                 continue
             if not announced:
                 announced = True
@@ -218,7 +218,7 @@ def leave_last() -> float:
 
 def _handled_by(stop):
     """Sets the handlers and returns the previous ones."""
-    return {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+    return {number: signal.signal(number, stop.handle) for number in SIGNALS}
 
 
 def _forgotten(frame: types.FrameType | None) -> bool:
@@ -238,5 +238,5 @@ def _leave(number: int, frame: object) -> None:
 
 def _ignore_signals() -> None:
     """Ignores signals during interpreter shutdown, when the default handler would kill it."""
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -62,9 +62,15 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
     return _with(config, (*before, extend))
 
 
-def lengthened(stored: FrozenConfigDict, config: ConfigDict) -> FrozenConfigDict:
-    """The config of a checkpoint with the later ends of `config`, if these extend its own."""
+def lengthened(stored: FrozenConfigDict, config: ConfigDict, step: int) -> FrozenConfigDict:
+    """The config of the checkpoint of a step with the later ends of `config`, if these extend its
+    own, or those that it has reached."""
     before, after = tuple(stored.optim.get("extended", ())), tuple(config.optim.extended)
+    if before == after:
+        return stored
+    former = schedule.ends(stored.optim, stored.run.steps_per_epoch)[:-1] if before else ()
+    if former and step <= former[-1]:
+        before = before[:-1]
     return FrozenConfigDict(_with(stored, after)) if _extends(before, after) else stored
 
 

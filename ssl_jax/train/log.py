@@ -224,8 +224,8 @@ def environment() -> dict:
 
 
 def note_session(folder: Path, step: int) -> dict | None:
-    """Writes the environment that trains from a step on: as environment.json, and as a row of
-    sessions.jsonl. Returns the row before it, None for the first."""
+    """Records the environment of a start that trains from `step` on, as environment.json and as a
+    row of sessions.jsonl. Returns the row before it, None for the first."""
     path, now = folder / "sessions.jsonl", environment()
     earlier = [row for row in read_rows(path) if row["step"] <= step]
     write_json(folder / "environment.json", now)

@@ -61,7 +61,7 @@ def restore_step(
     run's config, Damaged if it is damaged."""
     meta = saved.meta(step)
     stored = config_lib.from_json(meta["config"])
-    longer = extension.lengthened(stored, run.config)
+    longer = extension.lengthened(stored, run.config, step)
     differing = config_lib.compare_for_resume(longer, run.config, run.keys)
     if differing:
         raise InputError(
@@ -97,10 +97,10 @@ def flags() -> dict[str, bool]:
     return {name: bool(getattr(jax.config, name.lower())) for name in names}
 
 
-def meta(config: ConfigDict, at: int, images: str) -> dict:
+def meta(config: ConfigDict, at: int, images: str = "") -> dict:
     """Metadata of a checkpoint: config, data position, versions and flags.
 
-    images: digest of the names of the images.
+    images: digest of the names of the images; "": unknown.
     """
     return {
         "images": images,

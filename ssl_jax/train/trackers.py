@@ -207,7 +207,8 @@ class _Hosted:
             row = {name: value for name, value in row.items() if name not in earlier}
         if row and step >= earlier.get("step", -1):
             self._log(step, row)
-            self._sent[table] = {**row, "step": step}
+            same = earlier if step == earlier.get("step") else {}
+            self._sent[table] = {**same, **row, "step": step}
 
     def pictures(self, step, paths):
         images = {f"pictures/{n}": self._package.Image(str(p)) for n, p in paths.items()}

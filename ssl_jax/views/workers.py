@@ -18,6 +18,7 @@ import numpy as np
 from absl import flags
 
 from ssl_jax.config import InputError
+from ssl_jax.runtime import stop
 
 THREADS = 2  # in the main process; more only fight for the interpreter lock
 _WORKER_BUFFER = 2  # finished elements that wait in each worker process
@@ -160,7 +161,7 @@ def _start_worker(index, count):
     """Lets a worker leave signals to the main process (which saves, then closes), and end when it
     does, however."""
     del index, count
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in stop.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

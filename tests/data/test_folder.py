@@ -50,6 +50,7 @@ def test_folders_without_classes(names, tmp_path):
         ("train_images/1.png test_images/2.png", "test", "test_images"),
         ("images/train/1.png images/val/2.png labels/train/1.png", "train", "images/train"),
         ("images/train/1.png images/val/2.png", "val", "images/val"),
+        ("Train/1.png train_images/2.png", "train", "Train"),
         ("train2014/1.png train2017/2.png", "train", None),
         ("valid/1.png Test/2.png", "train", None),
         ("Train/1.png TRAIN/2.png", "train", None),
@@ -276,6 +277,7 @@ def test_boxes_of_equal_stems(tmp_path):
     np.testing.assert_array_equal(records[0]["boxes"], [[4, 0, 2, 2]])
     np.testing.assert_array_equal(records[1]["boxes"], [[2, 1, 1, 1]])
     images[1] |= dict(height=16, width=24)  # of another image
+    images[0] |= dict(height=None, width="8")
     put(tmp_path / "all.json", json.dumps(content))
     records = Folder(tmp_path, section=dict(boxes="all.json"))
     np.testing.assert_array_equal(records[1]["boxes"], [[4, 2, 2, 2]])

@@ -92,6 +92,9 @@ def test_a_state_that_names_no_files(text, tmp_path):
 def test_rows_that_are_wrong_are_named(tmp_path):
     parquet(tmp_path / "train.parquet", range(3), labels=[0, -1, 2])
     assert opened(tmp_path).unlabelled == [1] and opened(tmp_path)[2]["label"] == 2
+    parquet(tmp_path / "train.parquet", range(3), labels=[1, -1, 1])
+    with pytest.raises(InputError, match="data.labels: .*only one class"):
+        opened(tmp_path)
     broken = {"image": [{"bytes": b"no", "path": ""}, {"bytes": None, "path": "gone.png"}]}
     pq.write_table(pa.table(broken), tmp_path / "train.parquet")
     images = opened(tmp_path)

@@ -31,7 +31,7 @@ class Records:
 of_records, of_levels, of_floats, of_gray, of_wrong, of_nothing, of_none = (
     Records,
     lambda: [(Image.fromarray(np.full((4, 4), 257 * 99, np.uint16)), 0)],
-    lambda: [(Image.fromarray(np.zeros((4, 4), np.float32)), 0)],
+    lambda: [(Image.fromarray(np.full((4, 4), 0.5, np.float32)), 0)],
     lambda: [(IMAGES[0][..., 0], 0)],
     lambda: [(IMAGES[0].astype(np.float64), 0)],
     lambda: iter(()),
@@ -48,7 +48,7 @@ def made(function, **config):
     return make_source(dict(kind=f"{HERE}.{function}", **config))
 
 
-def test_records_and_what_they_say_of_themselves():
+def test_records_and_what_they_say_of_themselves(monkeypatch):
     small, records = made("of_records", size=4), made("of_records")
     assert small.has_masks and small[0]["mask"].shape == (4, 4) and small.name(2) == "mine 2"
     assert records[1].keys() == {"image", "mask"}  # nobody knows how many labels there are
@@ -56,6 +56,8 @@ def test_records_and_what_they_say_of_themselves():
     assert records.shape(0) == (8, 8)
     np.testing.assert_array_equal(made("of_gray")[0]["image"][..., 2], IMAGES[0][..., 0])
     assert (made("of_levels")[0]["image"] == 99).all()  # of 16 bits
+    monkeypatch.setitem(globals(), "of_wide", lambda: [(Image.new("I", (4, 4), 99), 0)])
+    assert (made("of_wide")[0]["image"] == 99).all()  # bytes in wide numbers
     for name, wrong in {"of_wrong": "float64", "of_floats": "range"}.items():
         with pytest.raises(Unreadable, match=wrong):
             made(name)[0]
@@ -68,7 +70,7 @@ def test_labels_are_whole_numbers_below_that_of_classes(monkeypatch):
     records = made("of_labels")
     assert records.class_names == ["a", "b"]
     assert [records[i]["label"] for i in range(3)] == [1, -1, -1] and records.unlabelled == ()
-    labelled.targets = [1, -1, None, 1, 1, 1]
+    labelled.targets = [1, -1, None, 1, [0, 1], "b"]
     assert made("of_labels").unlabelled == [1, 2]
     for i in range(3, 6):
         with pytest.raises(InputError, match=f"of_labels/{i} .*label"):

@@ -49,6 +49,10 @@ def test_rows_without_a_label(folder):
     assert [record["label"] for record in images] == [1, -1, -1, 0] and images.unlabelled == [1, 2]
     assert images.class_names == ("a", "b")
     assert opened(folder, "path,label\njpg/0.png,\n").num_classes is None
+    two = opened(folder, "path,label\njpg/0.png,-1\njpg/1.png,1\n")
+    assert two.class_names == ("-1", "1")  # as attributes are often written
+    hidden = "path,label,split\njpg/0.png,a,train\njpg/1.png,b,train\njpg/2.png,,val\n"
+    assert opened(folder, hidden, split="val").num_classes is None
 
 
 def test_files_as_systems_write_them(folder):
@@ -60,6 +64,8 @@ def test_files_as_systems_write_them(folder):
     put(folder / "part" / "test.csv", text)
     with pytest.raises(InputError, match="data.split: .*train.csv"):
         make_source(dict(kind="csv", dir=str(folder / "part")))
+    put(folder / "both" / "train.csv", "path,split\n../jpg/0.png,train\n../jpg/1.png,val\n")
+    assert len(make_source(dict(kind="csv", dir=str(folder / "both")), split="val")) == 1
 
 
 @pytest.mark.parametrize(

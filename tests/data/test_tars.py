@@ -63,10 +63,10 @@ def test_ids_and_other_digits_are_numbered(texts, tmp_path):
 def test_samples_without_a_label(tmp_path):
     """Of a sample with two labels, the one in `cls` counts."""
     labels = {"000.json": '{"label": 2}', "000.cls": "1", "001.json": '{"category": {"a": 1}}'}
-    labels |= {"002.cls": "-1", "003.json": '{"class": [], "cls": 3}'}
-    shard(tmp_path / "0.tar", samples(range(4), labels=False) | labels)
+    labels |= {"002.cls": "-1", "004.json": '{"class": 1.0}', "003.json": '{"class": [], "cls": 3}'}
+    shard(tmp_path / "0.tar", samples(range(5), labels=False) | labels)
     images = opened(tmp_path)
-    assert [record.get("label") for record in images] == [1, -1, -1, 3]
+    assert [record.get("label") for record in images] == [1, -1, -1, 3, 1]
     assert images.unlabelled == [1, 2]
 
 

@@ -180,8 +180,11 @@ def test_the_plan_of_a_run_is_the_longer_one_of_two_that_agree(finished, tmp_pat
     assert ends(settings(optim__extended=(9,)), tmp_path, 11) == (9, 11)  # 12 was a mistake
     assert ends(settings(optim__extended=(8,)), tmp_path) == (8,)  # refused beside the checkpoint
     stored = tiny.resolved(settings(optim__extended=(9,)))
-    assert extension.lengthened(stored, lengthened).optim.extended == (9, 12)
-    assert extension.lengthened(lengthened, stored) is lengthened
+    assert extension.lengthened(stored, lengthened, 9).optim.extended == (9, 12)
+    assert extension.lengthened(lengthened, stored, 9) is lengthened
+    other = tiny.resolved(settings(optim__extended=(9, 11)))
+    assert extension.lengthened(lengthened, other, 9).optim.extended == (9, 11)
+    assert extension.lengthened(lengthened, other, 10) is lengthened
     (tmp_path / "config.json").write_text("{")  # the checkpoint knows it too
     assert ends(settings(), tmp_path) == ()
 

@@ -218,7 +218,9 @@ def test_of_some_scores_the_lowest_is_best(tmp_path):
     assert not section.is_lower_better(config, "collapse_rank")
     config.evals.best = "linear"
     with pytest.raises(InputError, match="evals.best.*linear.*knn, collapse"):
-        section.check(config)
+        evals.fit_to_data(config, given=["evals.best"])
+    adapted, notes = evals.fit_to_data(config)  # of a config's own choice
+    assert not adapted.evals.best and "linear" in notes[-1]
 
 
 REFUSED = {  # {file: what its refusal names}
