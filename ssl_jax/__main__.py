@@ -1,6 +1,8 @@
 """The program `ssl-jax`, also as `python -m ssl_jax`."""
 
 import contextlib
+import os
+import signal
 import sys
 
 from ssl_jax import extras
@@ -20,6 +22,11 @@ def main() -> int:
             return cli.main()
     except stop.Interrupted:
         return stop.EXIT_PREEMPTED
+    except KeyboardInterrupt:  # one line, and the end that shells expect after Ctrl-C
+        print("ssl-jax: stopped", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise
     except ModuleNotFoundError as error:
         line = extras.missing(error)
         if line is None:

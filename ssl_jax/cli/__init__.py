@@ -47,9 +47,6 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except stop.Interrupted:
         return stop.EXIT_PREEMPTED
-    except KeyboardInterrupt:
-        print("ssl-jax: stopped", file=sys.stderr)
-        return stop.EXIT_AT_ONCE
     except BrokenPipeError:
         if command == "train":  # not of stdout, which outlives its reader
             raise
