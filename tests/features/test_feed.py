@@ -128,7 +128,7 @@ class Images:
     def __getitem__(self, i):
         READS[i] += 1
         if READS[i] > int(os.environ["READS"]):
-            os.write(1, b"hangs\n")  # at once: several threads write
+            os.write(1, b"hangs\\n")  # at once: several threads write
             time.sleep(600)
         return {"image": np.full((24, 24, 3), 7 * i, np.uint8)}
 
