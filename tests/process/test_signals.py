@@ -99,9 +99,15 @@ def test_a_signal_while_garbage_is_collected_is_not_forgotten(capfd):
 
 
 def started(script):
-    """A Python that runs the script, as soon as it has printed a line."""
-    command = [sys.executable, "-c", script]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    """A Python that runs the script, as soon as it has printed a line. SIGHUP is not ignored there,
+    even if these tests run under nohup."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
     assert process.stdout.readline()
     return process
 
