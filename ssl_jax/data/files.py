@@ -1,5 +1,6 @@
 """Images in files, with what other files say of them: masks and boxes."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,6 +70,10 @@ class Files(Stored):
 
     def names_digest(self) -> str:
         """See `Source.names_digest`."""
+        return self._names_digest
+
+    @functools.cached_property  # a start asks three times, and a set can have a million names
+    def _names_digest(self):
         return digest_of_names(self._paths)
 
     def list_names(self) -> Sequence[str]:

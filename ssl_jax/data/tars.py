@@ -6,6 +6,7 @@ offset of each member, and its bytes are read from there. All headers are read o
 opened.
 """
 
+import functools
 import posixpath
 import re
 import tarfile
@@ -152,6 +153,10 @@ class Tars(Stored):
 
     def names_digest(self) -> str:
         """See `Source.names_digest`."""
+        return self._names_digest
+
+    @functools.cached_property  # a start asks three times, and a set can have a million names
+    def _names_digest(self):
         return digest_of_names(self.list_names())
 
     def list_names(self) -> list[str]:
