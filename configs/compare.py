@@ -44,9 +44,9 @@ TITLES = {
     "flsl": "FLSL",
     "stellar": "STELLAR",
     "dinov2": "DINOv2",
-    "infonce": "InfoNCE (a bound)",
-    "supervised": "supervised (a bound)",
-    "masks": "supervised by masks (a bound)",
+    "infonce": "InfoNCE (reference)",
+    "supervised": "supervised (reference)",
+    "masks": "supervised by masks (reference)",
 }
 STEPS = 1000
 

@@ -1,6 +1,6 @@
 """What the protocols that were set right do to a score: pairs of runs of protocols.toml which
 differ in one setting, as it was and as it is, for a network of zoo/. Records each run as it ends;
---write puts the tables into docs/evaluation.md.
+--write puts the tables into docs/protocol_changes.md.
 
     python -m experiments protocols --data /data/tfds --bases stellar,cribo --write
 
@@ -17,7 +17,7 @@ import ssl_jax
 from experiments import evaluate, runs, store, tables
 
 BASES, CHANGES = (runs.data("protocols")[part] for part in ("bases", "changes"))
-_PAGE = "docs/evaluation.md"
+_PAGE = "docs/protocol_changes.md"
 
 
 def main(argv=None) -> int:

@@ -96,7 +96,7 @@ def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
         "docs/results.md": ["quickstart", "evaluation", "nine methods"],
         "docs/claims.md": ["rule", "reconstruction", *papers],
         "docs/detection.md": ["detectors"],
-        "docs/evaluation.md": ["protocols"],
+        "docs/protocol_changes.md": ["protocols"],
         "docs/export.md": ["programs"],
         "docs/clusters.md": ["plans", "bounds"],
         "zoo/README.md": ["networks"],
@@ -322,7 +322,7 @@ def test_changed_protocols_are_measured_once_and_shown_side_by_side(tmp_path, mo
         return dict(score=30.0 + 10 * bool(keys) + seed, seconds=seed + 2.0, made=MADE)
 
     monkeypatch.setattr(protocols, "measured", measured)
-    document = page(tmp_path / "docs" / "evaluation.md", "protocols")
+    document = page(tmp_path / "docs" / "protocol_changes.md", "protocols")
     command = ["--data=/data", "--seeds=0,1", f"--records={tmp_path / 'r.jsonl'}", "--write"]
     for _ in range(2):
         assert protocols.main(command) == 0
