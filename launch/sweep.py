@@ -22,6 +22,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,8 +88,11 @@ def submit(wanted: list[runs.Run], folder: Path, options: str) -> int:
         shlex.join([f"--config={r.config}", f"--workdir={r.folder.absolute()}", *r.arguments])
         for r in wanted
     ]
-    file = (folder / "runs.txt").absolute()
-    file.write_text("".join(f"{line}\n" for line in lines))
+    # A file of its own: jobs that are queued again read theirs long after a later submission.
+    handle, name = tempfile.mkstemp(prefix="runs_", suffix=".txt", dir=folder.absolute())
+    file = Path(name)
+    with open(handle, "w") as listing:
+        listing.writelines(f"{line}\n" for line in lines)
     one = ["--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=1"]
     command = ["sbatch", f"--array=0-{len(lines) - 1}", *one, *shlex.split(options)]
     environment = {"PYTHON": sys.executable} | os.environ | {"RUNS": str(file)}

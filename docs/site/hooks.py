@@ -32,7 +32,8 @@ OUTSIDE = {  # files of the repository that are not in `docs`: their page
     "zoo/README.md": "networks.md",
 }
 PLACES = {page: path for path, page in OUTSIDE.items()}
-WIDE = ("evaluation.md", "networks.md", "protocol_changes.md")  # pages of wide tables, without a table of contents
+# Pages of wide tables, without a table of contents.
+WIDE = ("evaluation.md", "networks.md", "protocol_changes.md")
 
 # What a variant is for: of one config, or of all that have it. Other names say it themselves.
 PURPOSES = {

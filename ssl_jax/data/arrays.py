@@ -1,5 +1,6 @@
 """Arrays in memory as a source."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,14 @@ class ArraySource(Source):
 
     def name(self, i: int) -> str:
         return f"array/{i}"
+
+    def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
+        """A digest of these records."""
+        digest = hashlib.sha256()
+        for i in map(int, indices):
+            for value in (self._images, *self._columns.values()):
+                digest.update(np.ascontiguousarray(value[i]).tobytes())
+        return digest.hexdigest()[:20]
 
     def __repr__(self):
         return (

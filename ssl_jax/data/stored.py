@@ -26,7 +26,7 @@ def digest_of_names(names: Iterable[str]) -> str:
     return digest.hexdigest()[:20]
 
 
-def _date(path):
+def date(path: str) -> str:
     """Size and date of a file as text."""
     try:
         status = os.stat(path)
@@ -69,15 +69,17 @@ class Stored(Source):
         return functools.partial(self._read, i)
 
     def _files_of(self, i: int) -> Sequence[str]:
-        """Paths of the files that hold record i; () if they never change."""
+        """Paths of the files that hold record i; () if the source does not know them."""
         return ()
 
     def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
         """See `Source.fingerprint`."""
-        digest, date = hashlib.sha256(), functools.lru_cache(maxsize=8)(_date)
+        digest, of = hashlib.sha256(), functools.lru_cache(maxsize=8)(date)
+        if not len(indices) or not self._files_of(int(indices[0])):
+            return ""
         for i in map(int, indices):
             for path in self._files_of(i):
-                digest.update(f"{path}\0{date(path)}\0".encode("utf-8", "surrogateescape"))
+                digest.update(f"{path}\0{of(path)}\0".encode("utf-8", "surrogateescape"))
             if self._labels is not None:
                 digest.update(f"{self._labels[i]}\0".encode())
         return digest.hexdigest()[:20]

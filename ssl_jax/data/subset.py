@@ -89,6 +89,44 @@ class Relabelled(Subset):
         return self if inner is self._source else Relabelled(inner, self.class_names or ())
 
 
+class RelabelledBoxes(Subset):
+    """All records of a source, whose boxes have labels that are numbers of `names`, among them the
+    names of its classes of boxes."""
+
+    def __init__(self, source: Any, names: Sequence[str]):
+        text = "\n".join(names).encode("utf-8", "surrogateescape")
+        super().__init__(source, range(len(source)), f"classes of boxes {zlib.crc32(text):08x}")
+        number = {name: i for i, name in enumerate(names)}
+        self._number = np.array([number[name] for name in source.box_names], np.int32)
+        self.box_names, self.num_box_classes = tuple(names), len(names)
+
+    def __getitem__(self, i):
+        record = super().__getitem__(i)
+        labels = (name for name in ("box_labels", "crowd_labels") if name in record)
+        return record | {name: self._number[np.asarray(record[name], int)] for name in labels}
+
+    @property
+    def unresized(self) -> base.Source:
+        """See `Source.unresized`."""
+        inner = self._source.unresized
+        return self if inner is self._source else RelabelledBoxes(inner, self.box_names or ())
+
+
+def boxes_like(source: Any, other: Any) -> Any:
+    """The source, with the classes of its boxes numbered as in another part of the set; unchanged
+    if that lacks one of them."""
+    names = box_names(other)
+    own = box_names(source)
+    if not own or not names or own == names or not set(own) <= set(names):
+        return source
+    return RelabelledBoxes(source, names)
+
+
+def box_names(source: Any) -> tuple[str, ...] | None:
+    """Names of the classes of boxes, None if they have none."""
+    return tuple(source.box_names) if source.box_names else None
+
+
 def class_names(source: Any) -> tuple[str, ...] | None:
     """Names of the label classes; their numbers if the source has no names."""
     if source.num_classes is None:

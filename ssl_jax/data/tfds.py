@@ -1,8 +1,10 @@
 """A TFDS data set as a source."""
 
+import hashlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes, kinds
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked, listed, named
-from ssl_jax.data.stored import Stored
+from ssl_jax.data.stored import Stored, date
 
 IMAGES = ("image", "image_left")
 MASKS = ("segmentation_mask", "annotation", "segmentation_label")
@@ -41,7 +43,7 @@ class Tfds(Stored):
             without images.
         """
         self._name, self._split = section["name"], split
-        self._records, features, columns = _open_tfds(section, split)
+        self._records, features, columns, self._files = _open_tfds(section, split)
         self._parts = {"image": columns["images"], "mask": columns["masks"]}
         self._file_name = next((key for key in FILE_NAMES if key in features), None)
         masks = self._parts["mask"]
@@ -87,6 +89,13 @@ class Tfds(Stored):
             return self._records[int(i)]
         except Exception as error:  # array_record and protobuf have no common error class
             raise Unreadable(self.name(i), reason(error)) from error
+
+    def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
+        """See `Source.fingerprint`; of all files of the split, whichever the records."""
+        digest = hashlib.sha256(repr(sorted(self._parts.items())).encode())
+        for path in self._files:
+            digest.update(f"{path}\0{date(path)}\0".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:20] if self._files else ""
 
     def _reader(self, i):
         record = self._record(i)
@@ -199,7 +208,7 @@ def _boxes_feature(name, features, path):
 
 def _open_tfds(section, split):
     """(`tfds.data_source` of an image set, its images left encoded; its features; the names of
-    those of images and of masks). InputError for whatever does not exist.
+    those of images and of masks; the files of the split). InputError for whatever does not exist.
     """
     import tensorflow_datasets as tfds  # half a second, only for those who use it
 
@@ -227,7 +236,7 @@ def _open_tfds(section, split):
         raise InputError(
             f"data.dir: {name} in {folder} cannot be read by index: {reason(error).split('. ')[0]}"
         ) from error
-    return records, features, columns
+    return records, features, columns, sorted(map(str, info.splits[split].filepaths))
 
 
 def _existing(name, folder):

@@ -19,7 +19,7 @@ from ssl_jax.features.feed import by_shape, feed
 from ssl_jax.features.monitored import sample_records
 from ssl_jax.features.network import Network, adopt
 from ssl_jax.features.tokens import DENSE
-from ssl_jax.features.windows import cut_record, images_of, stacked
+from ssl_jax.features.windows import cut_record, floored, images_of, stacked
 from ssl_jax.runtime import progress
 
 
@@ -177,11 +177,13 @@ class Case:
         return images_of(source, indices, crop=self.config.crop, multiple=self.patch)
 
     def crop_of(self, record: Any, scale: Sequence[float], *draw: int) -> np.ndarray:
-        """A random crop [crop, crop, 3] of a record of the stored size. draw: numbers that identify
-        the draw among those with the same seed. Raises InputError without a `crop`."""
+        """A random crop of a record of the stored size, [crop, crop, 3] in whole patches. draw:
+        numbers that identify the draw among those with the same seed. Raises InputError without a
+        `crop`."""
         if not self.config.crop:
             raise InputError("crop_scale needs the size of a crop: set crop")
-        return drawn(record["image"], self.config.crop, scale, (self.seed, *draw))
+        (side, _) = floored((self.config.crop, self.config.crop), self.patch)
+        return drawn(record["image"], side, scale, (self.seed, *draw))
 
     def batches(self, *, whole: bool = False, scale: Sequence[float] = ()) -> Iterator[np.ndarray]:
         """Batches [b, H, W, 3] float32 in [0, 1] of the readable test images, b <= `batch_size`:
@@ -218,9 +220,10 @@ def cases(
       sources_of: result of `sources`; None = opened here.
     """
     sources_of = sources(config, tasks) if sources_of is None else sources_of
+    inner = adopt(encoder).encoder
     common = dict(
         seed=config.seed,
-        patch=config.model.patch,
+        patch=config.model.patch if inner is None else inner.shape.patch,
         batch_size=config.evals.batch_size,
         extracted={},
         shared=shared,

@@ -6,6 +6,8 @@ import dataclasses
 from types import SimpleNamespace
 
 from ssl_jax.config import InputError, field
+from ssl_jax.data import kinds
+from ssl_jax.data.subset import class_names
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
@@ -69,6 +71,12 @@ def _scored(case):
         raise InputError(
             f"{case.test} has the labels {part.labels.min()} to {part.labels.max()}, but the"
             f" network was trained for 0 to {classes - 1}; evaluate it on the set it was trained on"
+        )
+    names = class_names(case.test)
+    if kinds.get(case.config.data.kind).classes != "declared" and len(names or ()) != classes:
+        raise InputError(
+            f"{case.test} has {len(names or ())} classes, but the network was trained for"
+            f" {classes}; let data.split name its training images, which number the classes"
         )
     return part
 

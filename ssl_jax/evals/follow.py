@@ -148,6 +148,11 @@ def _choose_parts(config, followers, given) -> list[str]:
     notes: dict[str, None] = {}
     for name, each in followers.items():
         if f"evals.{name}.data.test_split" in given:
+            rest = subset.remainder(each.data.test_split)
+            if f"evals.{name}.data.split" not in given and subset.split_name(rest)[0] == (
+                each.data.split
+            ):
+                each.data.split = rest  # else every scored image were also in the training part
             continue
         candidates = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
         learned = listing.alike(each.data.split, parts)

@@ -15,6 +15,7 @@ from ssl_jax.data.source import make_source
 from ssl_jax.evals import linear
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
+from ssl_jax.features.monitored import Monitored
 from ssl_jax.models import classifiers
 from ssl_jax.scores import probe
 
@@ -83,7 +84,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     mapping, head = _read(settings)
     data, sources = dict(kind="folder", dir=settings.dir, size=case.config.data.size), {}
     for name in settings.variants:
-        sources[name] = make_source(data, split=f"{name}/val")
+        sources[name] = Monitored(make_source(data, split=f"{name}/val"))
         if sources[name].num_classes != 1 + mapping.max():
             raise InputError(
                 f"{settings.dir}/{name}/val has {sources[name].num_classes or 'no'} class folders,"

@@ -13,7 +13,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
-from ssl_jax.data.source import make_source
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.registry import Protocol, register_module
@@ -198,7 +197,7 @@ def _crops(case: Case, settings: Settings, records: np.ndarray) -> Stream:
         raise InputError("crop_scale needs the size of a crop: set crop or data.size")
     return crops.stream(
         case.network,
-        make_source(dict(c.data.to_dict(), size=0)),
+        case.train.unresized,
         records,
         tokens=settings.tokens,
         layers=settings.layers,

@@ -11,9 +11,10 @@ from ssl_jax.data.lookup import listed
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.reduced import Reduced
 from ssl_jax.data.source import EMBEDDED, has, make_source
-from ssl_jax.data.subset import class_names, numbered_alike
+from ssl_jax.data.subset import box_names, boxes_like, class_names, numbered_alike, split_name
 from ssl_jax.evals import registry, section
-from ssl_jax.features.monitored import Monitored
+from ssl_jax.features.monitored import Monitored, sample_records
+from ssl_jax.runtime import distributed
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 
@@ -44,6 +45,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
             _check(name, c, source)
             base.check_channels(source, config.model.in_channels)
         _check_same_classes(name, c, *result[name])
+        _warn_of_overlap(name, c, config.seed, *result[name])
     for source in stored:
         source.look(config.seed)
     return result
@@ -52,7 +54,8 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
 def _pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]:
     """(training source, test source) of the evaluation `name`; errors name the keys of its
     section."""
-    data, numbering = c.data, kinds.get(c.data.kind).classes
+    numbering = kinds.get(c.data.kind).classes
+    data = ConfigDict(c.data.to_dict() | {"dir": section.folder(config, c)})
     parts = (
         (data.split, data.get("list", ""), c.train_examples),
         (data.test_split, data.get("test_list", ""), c.test_examples),
@@ -66,6 +69,7 @@ def _pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]
         train, test = (made(*part) for part in parts)
         if numbering != "declared":  # each part numbers its own classes
             train, test = numbered_alike(train, test, numbering == "numbers")
+            train, test = train, boxes_like(test, train)
     except InputError as error:
         key = rf"(?<![\w./])data\.(?=(?:{'|'.join(data)})\b)"
         raise InputError(re.sub(key, f"evals.{name}.data.", str(error))) from error
@@ -95,12 +99,33 @@ def _check(name: str, c: ConfigDict, source: Monitored) -> None:
         )
 
 
+def _warn_of_overlap(name: str, c: ConfigDict, seed: int, train: Monitored, test: Monitored):
+    """Prints how many scored images are also trained on: with them a score means nothing."""
+    data = c.data
+    if not registry.get(c.type).needs or not distributed.is_first():
+        return
+    if split_name(data.split)[0] != split_name(data.test_split)[0]:
+        return
+    parts = ((train, c.train_examples), (test, c.test_examples))
+    learned, scored = (
+        {part.name(int(i)) for i in sample_records(part, count, seed)} for part, count in parts
+    )
+    if both := len(learned & scored):
+        print(
+            f"  warning: evals.{name}: {both} of its {len(scored)} test images are also in its"
+            f" training part (data.split={data.split}, data.test_split={data.test_split})",
+            flush=True,
+        )
+
+
 def _check_same_classes(name: str, c: ConfigDict, train: Monitored, test: Monitored) -> None:
     """Raises InputError if the scored part of a set has a class that the other part lacks, where
     each part numbers its own classes."""
-    if kinds.get(c.data.kind).classes == "declared" or registry.get(c.type).needs != "labels":
+    needs = registry.get(c.type).needs
+    if kinds.get(c.data.kind).classes == "declared" or needs not in ("labels", "boxes"):
         return
-    trained, scored = (set(class_names(part) or ()) for part in (train, test))
+    names = class_names if needs == "labels" else box_names
+    trained, scored = (set(names(part) or ()) for part in (train, test))
     if trained and scored - trained:
         raise InputError(
             f"evals.{name}: the parts of {c.data.dir} have other classes (only {c.data.test_split}"

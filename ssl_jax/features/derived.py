@@ -23,7 +23,7 @@ def encoded(
     batch_size: int,
 ) -> Iterator[tuple[Any, np.ndarray]]:
     """Encodes views of the records on all devices of the process; yields (`View.what`, features)
-    of each view.
+    of each view. Raises InputError for features that are not finite.
 
     cut: (row, record) -> views, see `feed.feed`. kind, layers: see `Network.read`.
     """
@@ -31,6 +31,8 @@ def encoded(
     batches = feed.by_shape(feed.feed(source, records, cut, batch_size), batch_size)
     kinds = {kind: kind}
     for views, features in feed.encoded(lambda x: network.read(x, kinds, layers), batches):
+        if not np.isfinite(features[kind]).all():
+            raise InputError(f"features of images of {source} are not finite")
         yield from zip((view.what for view in views), features[kind])
 
 

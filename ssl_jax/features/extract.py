@@ -89,7 +89,11 @@ def extract(
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
     choice = (image, patches, token, layers, crop, multiple)
     entry = _entry(network, source, cache, indices, choice, shared)
-    if entry is not None and (stored := entry.read()) is not None:
+    stored = None if entry is None else entry.read()
+    if entry is not None and shared:  # on disks of their own, some processes may have none
+        if not all(distributed.gather_json(stored is not None)):
+            stored = None
+    if entry is not None and stored is not None:
         arrays, notes = stored
         _check_images(entry, notes["images"], source)
         return _extracted(arrays, notes["skipped"])
@@ -233,6 +237,7 @@ def check_finite(features: Mapping[str, Any], index: np.ndarray, source: Any) ->
 def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     """Gathers the rows and the names of skipped records of all processes. Shapes are gathered
     first, because a process without readable records has none, yet must join each gather."""
+    rows = _of_one_form(rows)
     flat = store.flat(rows)
     shapes = {name: (x.shape[1:], str(x.dtype)) for name, x in flat.items()}
     gathered = distributed.gather_json(
@@ -254,16 +259,30 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     return store.folded(joined), [name for part in gathered for name in part["skipped"]]
 
 
+def _of_one_form(rows: dict) -> dict:
+    """Arrays of images whose size differs between processes, or within one, as Grids in all."""
+    sides = {n: [] if isinstance(x, store.Grids) else list(x.shape[1:]) for n, x in rows.items()}
+    every = distributed.gather_json(sides)
+
+    def differ(name):
+        return len({tuple(part[name]) for part in every if name in part}) > 1
+
+    return {name: store.Grids.of(x) if differ(name) else x for name, x in rows.items()}
+
+
 def _extracted(rows, skipped):
     columns = {name: rows.get(name) for name in Extracted._fields if name != "skipped"}
     return Extracted(**columns, skipped=tuple(skipped))
 
 
 def _entry(network, source, cache, indices, choice, shared):
-    """The cache entry of an extraction; None without a folder, or for a network without digest."""
+    """The cache entry of an extraction; None without a folder, for a network without digest, and
+    for a source that does not tell what its records depend on."""
     if not cache or not network.digest:
         return None
     files = source.fingerprint(indices)
+    if not files:  # nobody would notice other images or labels
+        return None
     if shared:  # dates may differ between machines, but all must find the entry, or none
         files = distributed.gather_json(files)[0]
     key = {

@@ -31,11 +31,11 @@ class Grids(Sequence):
 
     @classmethod
     def of(cls, grids: "np.ndarray | Grids") -> "Grids":
-        """Grids of an array [N, h, w, d], without a copy; Grids are returned unchanged."""
+        """Grids of an array [N, h, w, ...], without a copy; Grids are returned unchanged."""
         if isinstance(grids, Grids):
             return grids
         shapes = np.tile(np.asarray(grids.shape[1:3], np.int64), (len(grids), 1))
-        return cls(rows_of(grids), shapes)
+        return cls(grids.reshape(-1, *grids.shape[3:]), shapes)
 
     def __len__(self):
         return len(self.shapes)

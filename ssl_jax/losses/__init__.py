@@ -3,7 +3,9 @@ out.
 
 No network, no parameters, no config: they can be called from any JAX training code. The means over
 pairs, batch and tasks are taken here and nowhere else; under `jit` with a sharded batch they are
-means over the global batch.
+means over the global batch. Call them under `jit`: outside, loops over views are compiled anew at
+every call. Inside `jax.shard_map` (or `pmap`) all means, centres, Sinkhorn sums and neighbours are
+those of a device's shard.
 
 Temperatures: `student_temperature` is that of what is trained, `teacher_temperature` that of the
 targets, whoever makes them.

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses import meters
 from ssl_jax.ops import devices, divergence
+from ssl_jax.ops.arguments import require
 from ssl_jax.ops.numerics import wide
 
 
@@ -37,7 +38,7 @@ def across_views(
       T > 1 and local_loss (s >= T) if S > T, the means over those pairs.
 
     Raises:
-      ZeroDivisionError: there is no pair.
+      ValueError: there is no pair, S < T, or other images in student and targets.
 
     Example:
       >>> import jax.numpy as jnp
@@ -50,6 +51,10 @@ def across_views(
     Reference: DINO (Caron et al. 2021), eq. 3.
     """
     num_student, num_teacher = student.shape[0], targets.shape[0]
+    least = f"at least {max(2, num_teacher)}, those of the teacher first"
+    require(num_student >= max(2, num_teacher), "the number of student views", num_student, least)
+    batch = student.shape[1]
+    require(targets.shape[1] == batch, "the batch of targets", targets.shape[1], f"{batch}")
     pairs = 1 - jnp.eye(num_student, num_teacher, dtype=targets.dtype)
 
     def view(arrays):
@@ -105,7 +110,7 @@ def masked_patches(
       them that is masked.
 
     Raises:
-      TypeError: shapes that do not broadcast.
+      ValueError: shapes that do not broadcast.
 
     Example:
       >>> import jax, jax.numpy as jnp

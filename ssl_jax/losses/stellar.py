@@ -248,7 +248,7 @@ def reconstruction(
 
     Args:
       predicted: [B, n, c], pixels in [0, 1], or logits of c codes.
-      target: [B, n, c] pixels, or int [B, n] codes; no gradient reaches it by itself.
+      target: [B, n, c] pixels, or int [B, n] codes; no gradient reaches it.
 
     Returns:
       dict of scalars: reconstruction_loss, and psnr (dB, mean over images) or code_accuracy. A code
@@ -260,15 +260,15 @@ def reconstruction(
     predicted = numerics.wide(predicted)
     if jnp.issubdtype(target.dtype, jnp.integer):
         log_p = jax.nn.log_softmax(predicted, axis=-1)
-        picked = jnp.take_along_axis(
-            log_p, target[..., None], axis=-1, mode="fill", fill_value=jnp.nan
-        )
+        picked = jnp.take_along_axis(log_p, target[..., None], axis=-1, mode="clip")[..., 0]
+        picked = jnp.where((target >= 0) & (target < predicted.shape[-1]), picked, jnp.nan)
         right = jnp.argmax(predicted, axis=-1) == target
         return {
             "reconstruction_loss": -picked.mean(),
             "code_accuracy": right.astype(jnp.float32).mean(),
         }
-    by_image = jnp.square(predicted - target.astype(predicted.dtype)).mean(axis=(1, 2))
+    target = jax.lax.stop_gradient(target.astype(predicted.dtype))
+    by_image = jnp.square(predicted - target).mean(axis=(1, 2))
     psnr = -10 * jnp.log10(jnp.maximum(jax.lax.stop_gradient(by_image), 1e-10))
     return {"reconstruction_loss": by_image.mean(), "psnr": psnr.mean()}
 

@@ -43,10 +43,12 @@ class Encoder:
     adapters: low-rank adapters that `api.load` read from a run and merged into the weights; {}:
       none.
     notes: of published weights, what was changed or left out, and what to check.
+    image: of published weights, the image vector, see `published`.
     """
 
     adapters: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
+    image: str = ""
 
     def __init__(
         self,
@@ -169,9 +171,7 @@ class Encoder:
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares compiled programs."""
-        return Encoder(
-            self.config, params, self.constants, self.step, self._features, self.init, self.mesh
-        )
+        return self._like(params, self.constants, self.mesh)
 
     def across(self, devices: Sequence[jax.Device]) -> "Encoder":
         """The same network with its weights replicated over these devices and every batch sharded
@@ -180,15 +180,20 @@ class Encoder:
         weights = jax.device_put(
             (self.params, self.constants), NamedSharding(mesh, PartitionSpec())
         )
-        return Encoder(
-            self.config, weights[0], weights[1], self.step, self._features, self.init, mesh
-        )
+        return self._like(weights[0], weights[1], mesh)
+
+    def _like(self, params, constants, mesh):
+        """The same network with other weights, on other devices."""
+        other = Encoder(self.config, params, constants, self.step, self._features, self.init, mesh)
+        other.image = self.image
+        return other
 
     @functools.cached_property
     def digest(self) -> str:
         """A hash of everything that determines the features: weights, constants, method, shape."""
         config = self.config.to_dict()
         names = {name: config.get(name) for name in ("method", "model", config["method"])}
+        names |= {"image": self.image} if self.image else {}
         digest = hashlib.sha256(json.dumps(names, sort_keys=True, default=str).encode())
         leaves, _ = jax.tree_util.tree_flatten_with_path((self.params, self.constants))
         for path, leaf in leaves:
@@ -212,11 +217,12 @@ def published(
     tokens if there is none. notes: see `Encoder`.
     """
     computed = dataclasses.replace(shape, mask_token=False)  # only training uses it
-    features = _features_of(computed, image or ("cls" if shape.cls else "mean"))
+    image = image or ("cls" if shape.cls else "mean")
+    features = _features_of(computed, image)
     model = dict(size="custom", **dataclasses.asdict(shape))
     config = FrozenConfigDict(dict(method=name, model=model))
     encoder = Encoder(config, params, features=features, init=vit.vit(computed).init)
-    encoder.notes = tuple(notes)
+    encoder.notes, encoder.image = tuple(notes), image
     return encoder
 
 

@@ -57,7 +57,9 @@ def features(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
 
 def preprocess(images: jax.Array) -> jax.Array:
     """Converts images [B, H, W, 3] in [0, 1] to the network's input, [B, 299, 299, 3] in
-    [-1, 1)."""
+    [-1, 1). Raises ValueError for integers."""
+    if not jnp.issubdtype(jnp.asarray(images).dtype, jnp.floating):
+        raise ValueError(f"images are {images.dtype}; expected floating point in [0, 1]")
     images = jnp.round(255 * jnp.clip(jnp.asarray(images, jnp.float32), 0, 1))
     rows, columns = (resize_matrix(n, SIDE) for n in images.shape[1:3])
     x = jnp.einsum("yh,bhwc,xw->byxc", rows, images, columns, precision=jax.lax.Precision.HIGHEST)

@@ -93,6 +93,8 @@ def maskgit_vqgan(
 
     def encode(params, images, dtype="float32"):
         b, h, w = images.shape[:3]
+        if not jnp.issubdtype(images.dtype, jnp.floating):
+            raise ValueError(f"images are {images.dtype}; expected floating point in [0, 1]")
         if h % cell or w % cell:
             raise ValueError(f"images are {h} x {w} pixels; both must be multiples of {cell}")
         x = _encoder(params["encoder"], images.astype(dtype), len(multipliers), blocks)

@@ -53,7 +53,7 @@ _KINDS = {
     "Float": "float",
     "Integer": "integer",
     "Bool": "bool",
-    "Key": "PRNG key",
+    "Key": "a key of jax.random.key",
     "Shaped": "any",
 }
 

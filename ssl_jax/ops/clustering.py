@@ -201,6 +201,8 @@ def _seeds(seeds, batch: tuple, count: int, num_clusters: int):
         return jax.lax.top_k(bits.reshape(*batch, count), num_clusters)[1]
     shape = (*batch, num_clusters)
     expected = f"{[*shape]}, num_clusters tokens per image"
+    signed = jnp.issubdtype(seeds.dtype, jnp.signedinteger)  # jax.random.PRNGKey is unsigned
+    require(signed, "the type of seeds", seeds.dtype, "signed integers, or a key of jax.random.key")
     require(seeds.shape == shape, "the shape of seeds", seeds.shape, expected)
     require_inside("an index in seeds", seeds, "tokens", count)
     if is_concrete(seeds):

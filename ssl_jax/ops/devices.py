@@ -41,12 +41,16 @@ def platform() -> str:
 
 
 def knows_bfloat16() -> bool:
-    """Whether the device multiplies bfloat16: GPUs before Ampere (T4, V100) do not. Of a GPU that
-    is not in this machine it is taken for granted.
+    """Whether the device multiplies bfloat16: GPUs before Ampere (T4, V100) do not, and of AMD's,
+    which we have never tried, it is not assumed. Of a GPU that is not in this machine it is taken
+    for granted.
     """
     if platform() != "gpu" or jax.default_backend() != "gpu":
         return True
-    return float(jax.devices()[0].compute_capability) >= 8
+    try:
+        return float(jax.devices()[0].compute_capability) >= 8
+    except ValueError:  # "gfx942"
+        return False
 
 
 def at_once(parts: int, numbers: int) -> int:

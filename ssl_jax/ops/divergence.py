@@ -47,7 +47,8 @@ def cross_entropy(
     """
     target_probs, logits = wide(target_probs, logits)
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    x = sharpen(logits - top, temperature)  # the largest is exactly 0
+    x, left_out = logits - top, jnp.isneginf(logits)  # the largest is exactly 0
+    x = jnp.where(left_out, -jnp.inf, sharpen(jnp.where(left_out, 0, x), temperature))
     return _cross(target_probs, x - jnp.log(jnp.exp(x).sum(axis=-1, keepdims=True)))
 
 

@@ -50,8 +50,7 @@ def mean_shift(
       >>> print(mean_shift(keys[:1], keys, inverse_temperature=0))
       [[0.5 1. ]]
 
-    Reference: FLSL eq. 4 (self-attention) and eq. 12 (cross-attention); section 3 for its inverse
-    temperatures.
+    Reference: FLSL eq. 4 (self-attention) and eq. 12 (cross-attention).
     """
     if where is not None:
         lead = keys.shape[:-1]

@@ -38,11 +38,20 @@ def wide_within_range(x: jax.Array) -> jax.Array:
     if x.dtype != jnp.float16:
         return wide(x)
 
-    def narrow(_, gradient):
-        most = float(jnp.finfo(x.dtype).max)
-        return jnp.clip(gradient, -most, most).astype(x.dtype)
+    return _wide_half(x)
 
-    return jax.custom_derivatives.linear_call(lambda _, x: wide(x), narrow, (), x)
+
+@jax.custom_vjp
+def _wide_half(x):
+    return wide(x)
+
+
+def _narrow_half(_, gradient):
+    most = float(jnp.finfo(jnp.float16).max)
+    return (jnp.clip(gradient, -most, most).astype(jnp.float16),)
+
+
+_wide_half.defvjp(lambda x: (wide(x), None), _narrow_half)
 
 
 def sharpen(x: ArrayLike, temperature: ArrayLike) -> jax.Array:

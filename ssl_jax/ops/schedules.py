@@ -45,7 +45,7 @@ def warmup_cosine(
       float32 of the shape of `step`.
 
     Raises:
-      TypeError: arguments that are no numbers.
+      TypeError, ValueError: arguments that are no numbers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -79,7 +79,7 @@ def linear_warmup(
       float32 of the shape of `step`.
 
     Raises:
-      TypeError: arguments that are no numbers.
+      TypeError, ValueError: arguments that are no numbers.
 
     Example:
       >>> import jax.numpy as jnp

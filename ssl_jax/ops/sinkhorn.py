@@ -393,18 +393,19 @@ def _fused_backward(passes: int, saved, cotangent):
         if passes == 1:
             return by_mine, by_temperature - through / temperature
         # Written in place: stacked passes would need a transposed copy.
-        by_mine = jax.lax.bitcast_convert_type(by_mine, by_logits.dtype)
+        if narrow:
+            by_mine = jax.lax.bitcast_convert_type(by_mine, by_logits.dtype)
         by_logits = jax.lax.dynamic_update_index_in_dim(by_logits, by_mine, i, axis=2)
         return by_logits, by_temperature - through / temperature
 
-    dtype = jnp.uint16 if _is_narrow(logits.dtype) else logits.dtype  # see `_narrowly`
+    narrow = _is_narrow(logits.dtype)
+    dtype = jnp.uint16 if narrow else logits.dtype  # see `_narrowly`
     start = jnp.zeros((lead, count // passes, passes, width), dtype), jnp.zeros_like(temperature)
     by_logits, by_temperature = _loop(passes, step, devices.varying(start, logits))
-    return (
-        jax.lax.bitcast_convert_type(by_logits.reshape(logits.shape), logits.dtype),
-        by_temperature,
-        None,
-    )
+    by_logits = by_logits.reshape(logits.shape)
+    if narrow:
+        by_logits = jax.lax.bitcast_convert_type(by_logits, logits.dtype)
+    return by_logits, by_temperature, None
 
 
 _fused.defvjp(_fused_forward, _fused_backward)

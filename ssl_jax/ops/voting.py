@@ -190,9 +190,15 @@ def _forward(queries, sops: Sops, precision):
         jnp.sum(own_sum * scale, axis=-1, keepdims=True)
         + shared_total * (count / max(count - 1, 1))
     )
-    log_own = (block_top - top) + jnp.log(own_sum)
-    log_p = jnp.logaddexp(log_own, jnp.log(shared_total / max(count - 1, 1))) - log_total
+    log_own = (block_top - top) + _log(own_sum)
+    log_p = jnp.logaddexp(log_own, _log(shared_total / max(count - 1, 1))) - log_total
     return log_p, (top, log_total)
+
+
+def _log(x: jax.Array) -> jax.Array:
+    """log x, -inf at 0, where its derivative is 0 and not NaN."""
+    there = x > 0
+    return jnp.where(there, jnp.log(jnp.where(there, x, 1)), -jnp.inf)
 
 
 def _backward(precision, queries, sops: Sops, log_p, normaliser, cotangent):

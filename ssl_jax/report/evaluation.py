@@ -2,6 +2,7 @@
 and raw pixels, as table, JSON and pictures.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +141,9 @@ class Evaluation:
                 meanings = bound(FrozenConfigDict(config)).meanings
                 paths.append(curves.draw(metrics, folder, meanings=meanings, **options))
         encoder = self._encoder(params, constants)
-        cases = self._pictured(encoder)
+        # Only one process draws, so that no figure may wait for the others.
+        pictured = self._pictured(encoder).items()
+        cases = {name: dataclasses.replace(case, shared=False) for name, case in pictured}
         # Pictures of the network need a batch, so images of one size.
         alike = [case for case in cases.values() if case.test.size is not None]
 
@@ -185,8 +188,7 @@ class Evaluation:
             section.data.size, section.crop = side, 0
             for part in ("train_examples", "test_examples"):
                 section[part] = min(section[part] or _PICTURED, _PICTURED)
-        # Only one process draws.
-        cases = evals.cases(encoder, larger, tasks=names, shared=False)
+        cases = evals.cases(encoder, larger, tasks=names)
         scored = self._trained or self._cases(encoder)
         return {name: cases.get(name, scored[name]) for name in sections}
 

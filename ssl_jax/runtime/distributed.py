@@ -65,6 +65,7 @@ def connect(
                 heartbeat_timeout_seconds=_HEARTBEAT,
                 shutdown_timeout_seconds=_LAST,
             )
+        stop.take_back()
     except (ValueError, RuntimeError) as error:
         if all(given):
             raise
@@ -106,7 +107,7 @@ def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
             file=sys.stderr,
             flush=True,
         )
-        os._exit(2)
+        os._exit(1)  # not the code of bad input: a late machine may come at the next start
 
     ending = threading.Timer(_TOGETHER, end)
     ending.daemon = True
@@ -218,6 +219,8 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
     if jax.process_count() == 1:
         return rows
     counts = gather_array(np.asarray([len(rows)]))[:, 0]
+    if not counts.max():
+        return rows
     width = max(1, rows.dtype.itemsize * math.prod(rows.shape[1:]))  # rows may have no elements
     step = max(1, min(_SENT // (width * jax.process_count()), counts.max()))
     parts: list[list[np.ndarray]] = [[] for _ in counts]

@@ -208,6 +208,15 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         os.close(reading)
 
 
+def take_back() -> None:
+    """Gives the signals back to Python's handlers. JAX's service for several processes takes
+    SIGTERM, which would then go unnoticed until training starts."""
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
+
+
 def leave_last() -> float:
     """Delays the end of the coordinating process until after the others. Returns the seconds by
     which it must wait."""

@@ -4,12 +4,14 @@ The order is restore -> (data, step, log, eval, save) -> final report, see `step
 """
 
 import contextlib
+import time
 from pathlib import Path
 
 import jax
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
+from ssl_jax.data.lookup import listed
 from ssl_jax.runtime import distributed, lock, sharding, stop
 from ssl_jax.runtime.stop import EXIT_PREEMPTED, Stop
 from ssl_jax.train import disk, extension, log, memory, resume, trackers
@@ -18,6 +20,8 @@ from ssl_jax.train.evaluation import Evaluation
 from ssl_jax.train.setup import Run, fresh_state, open_loader
 from ssl_jax.train.steps import EXIT_DONE, Steps
 from ssl_jax.views import resident
+
+_SEEN_WITHIN = 10  # seconds, after which other machines see a file on a shared disk
 
 
 def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
@@ -119,7 +123,7 @@ def _facts(run: Run) -> dict:
 
 def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> None:
     """Process 0 locks the run directory for all processes. Raises InputError in every process if
-    another run holds the lock."""
+    another run holds the lock, or a process does not see it."""
     refused = ""
     if distributed.is_first():
         try:
@@ -131,6 +135,14 @@ def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> Non
             refused = str(error)
     if refused := "".join(distributed.gather_json(refused)):
         raise InputError(refused)
+    end = time.monotonic() + _SEEN_WITHIN
+    while not (seen := (workdir / lock.FILE).exists()) and time.monotonic() < end:
+        time.sleep(0.2)
+    if blind := [i for i, sees in enumerate(distributed.gather_json(seen)) if not sees]:
+        raise InputError(
+            f"--workdir={workdir}: {listed([f'process {i}' for i in blind], 5)} cannot see what"
+            " process 0 wrote there; it must be a folder that all processes share"
+        )
 
 
 def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:

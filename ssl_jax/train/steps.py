@@ -225,11 +225,12 @@ class Steps:
     def _evaluate(self) -> None:
         at, console, pictures = self._at, self._console, self._config.log.tracked_pictures
         with console.phase(f"evaluating at step {at}") as took:
-            scores = self._evaluation(*self._network(), draw_next=pictures)
+            network = self._network()  # which all processes gather
+            scores = self._evaluation(*network, draw_next=pictures)
             self._score(scores)
             if pictures and distributed.is_first():
                 folder = self._workdir / "pictures"
-                drawn = self._evaluation.draw(*self._network(), folder, self._workdir)
+                drawn = self._evaluation.draw(*network, folder, self._workdir)
                 self._tracked.pictures(at, drawn)
         console.evaluated(at, took)
         text = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())

@@ -108,9 +108,16 @@ def cut(
     scale = np.array([size[0] / height, size[1] / width])
     low = np.clip((boxes[:, :2] - (y, x)) * scale, 0, size)
     high = np.clip((boxes[:, :2] + boxes[:, 2:] - (y, x)) * scale, 0, size)
-    inside = (high - low > _LEAST).all(axis=1)
-    boxes = np.concatenate([low, high - low], axis=1)[inside].astype(np.float32)
+    boxes = np.concatenate([low, high - low], axis=1).astype(np.float32)
+    inside = visible(boxes)
+    boxes = boxes[inside]
     return View(np.asarray(part, np.float32) / np.float32(255), boxes, labels[inside])
+
+
+def visible(boxes: np.ndarray) -> np.ndarray:
+    """Which boxes [n, 4] (y, x, height, width) have an area, [n] bool; those outside a crop were
+    clipped to none."""
+    return np.all(boxes[:, 2:] > _LEAST, axis=1)
 
 
 def mirrored(view: View) -> View:

@@ -6,7 +6,7 @@ import pytest
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
-from ssl_jax.data.subset import sliced
+from ssl_jax.data.subset import boxes_like, sliced
 from tests.data.records import IMAGES, same_record, save
 
 
@@ -52,6 +52,22 @@ def test_lists_that_do_not_fit(lines, config, named, images):
         listed(images, *lines, **config)
     with pytest.raises(InputError, match="data.list: .*gone.txt"):
         make_source(dict(kind="folder", dir=str(images), list=str(images / "gone.txt")))
+
+
+def test_classes_of_boxes_are_numbered_as_in_another_part():
+    def source(names, *labels, crowds=()):
+        records = ArraySource(np.zeros((1, 8, 8, 3), np.uint8), boxes=[np.ones((len(labels), 4))])
+        records._columns["box_labels"], records.box_names = [np.array(labels)], names
+        records._columns["crowd_labels"] = [np.array(crowds, int)]
+        return records
+
+    ours = source(("cat", "dog", "tree"), 0)
+    same = boxes_like(source(("cat", "tree"), 1, 0, 1, crowds=[1]), ours)
+    assert same.box_names == ours.box_names and same.num_box_classes == 3
+    assert same[0]["box_labels"].tolist() == [2, 0, 2]
+    assert same[0]["crowd_labels"].tolist() == [2]
+    other = source(("cat", "car"), 0)
+    assert boxes_like(other, ours) is other
 
 
 def test_names_must_be_unique(images):

@@ -4,6 +4,8 @@ small and tells nothing of a machine.
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,8 +72,16 @@ def test_the_first_cell_installs_the_clone_around_it(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT / "notebooks")
     exec(code, {})
     assert [command[1:4] for command in ran] == [["-m", "pip", "install"]]
-    assert ran[0][-1] == f"{ROOT}[train]"
+    assert ran[0][-2:] == ["-e", f"{ROOT}[train]"]  # the wheel has but one of the networks in zoo/
+    assert sys.path.pop(0) == str(ROOT)
+    # A folder of the package's name is no package; the clone may lie below.
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=None))
+    (tmp_path / "ssl_jax").symlink_to(ROOT)
     monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert ran.pop()[-1] == f"{tmp_path / 'ssl_jax'}[train]"
+    sys.path.pop(0)
+    (tmp_path / "ssl_jax").unlink()
     with pytest.raises(SystemExit, match="clone"):  # rather than what an index has of that name
         exec(code, {})
     assert len(ran) == 1

@@ -41,6 +41,9 @@ class Source:
     def shape(self, i):
         return self._parts["image"][i].shape[:2]
 
+    def fingerprint(self, indices):
+        return "labels and files never change"
+
     def __repr__(self):
         return f"Source({len(self)} images)"
 

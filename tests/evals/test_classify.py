@@ -47,6 +47,19 @@ def test_networks_of_other_classes_or_without_a_classifier_are_refused(scores):
         evals.TYPES["classify"].run(case(scores))
 
 
+def test_a_folder_that_numbers_fewer_classes_is_refused(tmp_path):
+    for name in "ac":  # of a, b, c
+        save(tmp_path / "test" / name / "0.png", fakes.images(1)[0])
+    data = dict(kind="folder", dir=str(tmp_path), split="test", test_split="test")
+    config = tiny.config("finetune")
+    config.evals.classify = evals.new("classify", data=data)
+    _, test = evals.sources(config, ["classify"])["classify"]
+    network = SimpleNamespace(extras={"logits": np.eye(2, 3, dtype=np.float32)})
+    one = evals.Case(lambda images, *, extras: network, config.evals.classify, test, test)
+    with pytest.raises(InputError, match="2 classes.* 3"):
+        evals.TYPES["classify"].run(one)
+
+
 def test_images_are_resized_by_the_filter_of_the_protocol(tmp_path):
     config, image = tiny.config("finetune"), fakes.images(1, 40, 56)[0]
     for part in ("train/a", "train/b", "val/a", "val/b"):

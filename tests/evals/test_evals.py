@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,8 +10,12 @@ from ssl_jax import config as config_lib
 from ssl_jax import evals, settings
 from ssl_jax.config import InputError, field
 from ssl_jax.features import pixels
+from ssl_jax.methods import encoder
+from ssl_jax.models import vit
 from ssl_jax.report import evaluation, table
 from ssl_jax.report.evaluation import Evaluation
+from tests.data.records import IMAGES as PHOTOS
+from tests.data.records import save
 from tests.evals import fakes
 
 HEADINGS = dict(knn="k-NN", linear="linear", dense="dense mIoU")
@@ -164,6 +169,33 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
     alone = Evaluation(config)
     assert alone.compare(np.float32(2)) == {"trained": results["trained"]} and len(made) == 3
     assert "k-NN: 10 test images, standard error" in alone.table(results)
+
+
+def test_scored_images_that_are_also_trained_on_are_told(config, tmp_path, capsys):
+    for name in "ab":
+        for i in range(10):
+            save(tmp_path / "train" / name / f"{i}.png", PHOTOS[i])
+    data = config.evals.knn.data
+    data.update(dict(kind="folder", dir=str(tmp_path), test_split="train[70%:]"))
+    for split, told in (("train", True), ("train[:70%]", False), ("train[:75%]", True)):
+        data.split = split
+        evals.sources(config, ["knn"])
+        assert ("test images are also" in capsys.readouterr().out) == told
+
+
+def test_the_folder_of_training_is_that_of_an_evaluation_without_one(config, tmp_path):
+    for place in ("train/a", "train/b", "val/a", "val/b"):
+        save(tmp_path / place / "0.png", PHOTOS[0])
+    config.data.update(dict(kind="folder", dir=str(tmp_path)))
+    config.evals.knn.data.update(dict(kind="folder", dir="", test_split="val"))
+    assert [len(part) for part in evals.sources(config, ["knn"])["knn"]] == [2, 2]
+
+
+def test_images_are_cropped_to_patches_of_the_network_not_of_the_config(config):
+    shape = vit.ViTConfig(width=8, depth=1, heads=1, patch=2, image_size=8)
+    network = encoder.published(shape, vit.vit(shape).init(jax.random.key(0)), "a ViT")
+    assert config.model.patch != 2
+    assert evals.cases(network, config, tasks=["knn"])["knn"].patch == 2
 
 
 def test_the_table_marks_the_best_and_leaves_out_empty_columns():

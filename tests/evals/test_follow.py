@@ -122,6 +122,10 @@ def test_what_a_slice_leaves_is_scored(config, tmp_path):
     config.evals.tasks = ("knn",)
     result, _ = settled(config, ["evals.knn.data.test_split"])
     assert result.evals.knn.data.test_split == "train[:5]"
+    assert result.evals.knn.data.split == "train[5:9]"
+    config.data.split = "train"  # of which the first images would be in both parts
+    result, _ = settled(config, ["evals.knn.data.test_split"])
+    assert result.evals.knn.data.split == "train[5:]"
 
 
 def test_masks_of_the_evaluation(config, tmp_path):

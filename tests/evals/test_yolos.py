@@ -17,6 +17,7 @@ from ssl_jax.evals.yolos import detector as detectors
 from ssl_jax.evals.yolos import prediction, training
 from ssl_jax.evals.yolos.settings import Settings
 from ssl_jax.losses import detection as losses
+from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.scores import detection
 from ssl_jax.train import state
@@ -160,8 +161,18 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder, monkeypatch):
         np.testing.assert_allclose(found.boxes, wanted.boxes, atol=1e-3)
         np.testing.assert_array_equal(found.labels, wanted.labels)
     assert detection.average_precision(predicted, true, classes=2)["ap"] == 100
+    # What a square crop has cut off cannot be found.
+    whole, off = type(source).__getitem__, {}
+    for name, value in (("boxes", [[8, 0, 5, 0]]), ("box_labels", [1])):
+        off[name] = np.concatenate([whole(source, 0)[name], value])
+    monkeypatch.setattr(
+        type(source), "__getitem__", lambda self, i: whole(self, i) | ({} if i else off)
+    )
+    predicted, true, _ = prediction.predict(detector, records, config)
+    assert detection.average_precision(predicted, true, classes=2)["ap"] == 100
+    monkeypatch.setattr(type(source), "__getitem__", whole)
     # What is found in a crowd is not wrong, and nobody has to find it.
-    whole, read = type(source).__getitem__, {}
+    read = {}
     for name in ("boxes", "box_labels"):
         record = whole(source, 0)
         read |= {name: record[name][1:], f"crowd_{name.removeprefix('box_')}": record[name][:1]}
@@ -176,6 +187,8 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder, monkeypatch):
 def test_what_cannot_work_is_refused(encoder, monkeypatch):
     with pytest.raises(InputError, match="network"):
         evals.TYPES["yolos"].run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
+    published = encoder_lib.published(encoder.shape, encoder.backbone, "others")
+    assert detectors.make(published, chosen(), 2, jax.random.key(0)).patch == 4
     with pytest.raises(InputError, match="position_size"):
         detectors.make(encoder, chosen(position_size=(16, 18)), 2, jax.random.key(0))
     with pytest.raises(InputError, match="crop"):

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
+from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
 from ssl_jax.features import extract, store, windows
 from ssl_jax.features.monitored import subset
 from ssl_jax.features.pixels import Pixels, area_weights, raw_pixels
+from ssl_jax.runtime import distributed
 from tests.data.sets import put_images
 from tests.evals import fakes
 
@@ -168,6 +170,43 @@ def test_changed_labels_and_files_are_other_entries(tmp_path):
     assert labels([rows[0], rows[1].replace(",a", ",b"), *rows[2:]]) == [0, 1, 1, 1]
     os.utime(tmp_path / "set" / images[1], (1, 1))  # an image that is not looked at
     assert labels(rows) == [0, 0, 1, 1] and network.batches == 3 * seen
+
+
+def test_images_of_which_nothing_is_known_are_not_kept(tmp_path):
+    source = fakes.Source(fakes.images(2))
+    source.fingerprint = lambda indices: ""
+    extract.extract(_Counted(), source, batch_size=2, cache=tmp_path)
+    assert not list(tmp_path.iterdir())
+    arrays = ArraySource(fakes.images(2), labels=[0, 1])
+    extract.extract(_Counted(), arrays, batch_size=2, cache=tmp_path)
+    other = ArraySource(fakes.images(2), labels=[1, 0])
+    found = extract.extract(_Counted(), other, batch_size=2, cache=tmp_path)
+    assert found.labels.tolist() == [1, 0] and len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_entry_that_another_process_lacks_is_not_used(tmp_path, monkeypatch):
+    source, network = fakes.Source(fakes.images(2)), _Counted()
+    for times in (1, 2):  # as on a disk of its own
+        monkeypatch.setattr(distributed, "gather_json", lambda value: [value, False])
+        monkeypatch.setattr(extract, "_entry", lambda *_: store.Entry(tmp_path / "entry", {}))
+        extract.extract(network, source, batch_size=2, cache=tmp_path)
+        assert network.batches == times
+
+
+def test_processes_whose_images_differ_in_size_join_their_rows(monkeypatch):
+    def rows(height, width):
+        patches = np.arange(height * width, dtype=np.float32).reshape(1, height, width, 1)
+        masks = np.arange(height * width, dtype=np.uint8).reshape(1, height, width)
+        return dict(index=np.arange(1), image=np.ones((1, 2)), patches=patches, masks=masks)
+
+    other = rows(4, 2)
+    theirs = {name: list(x.shape[1:]) for name, x in other.items()}
+    monkeypatch.setattr(distributed, "gather_json", lambda value: [value, theirs])
+    mine = extract._of_one_form(rows(2, 4))
+    assert isinstance(mine["image"], np.ndarray)
+    for name in ("patches", "masks"):
+        np.testing.assert_array_equal(mine[name][0], rows(2, 4)[name][0])
+        assert mine[name].shapes.tolist() == [[2, 4]]
 
 
 def test_a_cache_of_other_images_or_with_damage_is_refused(tmp_path):

@@ -28,6 +28,14 @@ def _read(network, kind, layers=1):
     return adopt(network).read(_IMAGES, {"vectors": kind}, layers)["vectors"]
 
 
+def test_another_image_vector_is_another_digest():
+    shape = vit.ViTConfig(**_SHAPE)
+    params = vit.vit(shape).init(jax.random.key(0))
+    one, same, other = (encoder.published(shape, params, "x", x) for x in ("", "cls", "mean"))
+    assert one.digest == same.digest != other.digest
+    assert other.across(jax.devices()[:1]).with_params(params).digest == other.digest
+
+
 def test_the_last_block(network):
     found = network(_IMAGES)
     mean = np.asarray(found.patches).mean(axis=(1, 2))

@@ -470,7 +470,7 @@ CASES = {
         variants=RULES | {"one": (ONE | {"slots": 1}, {})}, axes=EMBEDDINGS | {"masks": 1},
         wide=("weights",), empty=nothing, values=(1e-5, None)),
     "stellar": Case(
-        stellar, stellar_loss, reference.stellar, student=STUDENT, free=("target",), settings=HEAT,
+        stellar, stellar_loss, reference.stellar, student=STUDENT, settings=HEAT,
         variants={", ".join(words) or "all": ({"parts": words}, {}) for words in (
             ("teacher", "embeddings"), (), ("teacher", "embeddings", "codes"),
             ("embeddings", "no cls", "no masked", "no local", "codes"),

@@ -1,7 +1,10 @@
 """DINO's objective: what its meters say of both kinds of collapse."""
 
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from ssl_jax import losses, ops
 from tests.losses import cases
 from tests.losses.reference import close
 
@@ -23,3 +26,12 @@ def test_meters_tell_both_kinds_of_collapse():
     close(each["teacher_entropy"], 0)
     close(each["marginal_entropy"], np.log(7))
     close(each["usage"], 1)
+
+
+@pytest.mark.parametrize("views, others", [(1, 2), (2, 3), (1, 1)])
+def test_views_of_the_student_come_first_from_the_teacher(views, others):
+    targets = jnp.full((others, 3, 4), 0.25)
+    with pytest.raises(ValueError, match="student views"):
+        losses.across_views(jnp.zeros((views, 3, 4)), targets, lambda x, p: ops.cross_entropy(p, x))
+    with pytest.raises(ValueError, match="batch"):
+        losses.across_views(jnp.zeros((4, 3, 4)), targets[:, :1], lambda x, p: p.sum(-1))

@@ -1,10 +1,11 @@
 """STELLAR's objective: balance of the targets, weights of zero, codes, meters of a matching."""
 
 import chex
+import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.losses import match_meters
+from ssl_jax.losses import match_meters, reconstruction
 from tests.losses import cases, reference
 from tests.losses.cases import K
 from tests.losses.reference import close
@@ -73,3 +74,10 @@ def test_meters_of_a_matching_by_hand():
     close(meters["match_cost"], 0.5)
     close(meters["match_contrast"], 0.5 / 2)
     close(meters["match_distinct"], 0.5)
+
+
+def test_codes_that_are_none_give_nan():
+    predicted = jnp.array([[[0.0, 0.0, 5.0]]])
+    for code, finite in ((2, True), (-1, False), (3, False)):
+        loss = reconstruction(predicted, jnp.array([[code]]))["reconstruction_loss"]
+        assert np.isfinite(loss) == finite

@@ -129,3 +129,10 @@ def test_volume_regularizer():
     empty = by_prob(np.float32([1.0, 0.0]))  # the empty class is pulled up
     assert empty[1] < -80 < empty[0]
     close(by_prob(np.float32([0.25, 0.75])), np.log([0.5, 1.5]))
+
+
+def test_the_temperature_has_a_gradient_where_a_class_is_left_out():
+    target, logits = jnp.array([0.5, 0.5, 0.0]), jnp.array([1.0, 2.0, -jnp.inf])
+    found = jax.grad(lambda t: ops.cross_entropy(target, logits, temperature=t))(1.0)
+    wanted = jax.grad(lambda t: ops.cross_entropy(target[:2], logits[:2], temperature=t))(1.0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -105,3 +105,9 @@ def test_hidden_tokens_count_for_nothing():
     np.testing.assert_array_equal(by_token, gradient(x, where))
     assert not by_token[~where].any() and not by_token[1:].any()
     assert by_token[0][where[0]].any(axis=-1).all()
+
+
+def test_it_is_vectorised_in_half_precision():
+    tokens = jax.random.normal(jax.random.key(0), (3, 4, 5), jnp.float16)
+    each = jnp.stack([koleo(one) for one in tokens])
+    np.testing.assert_allclose(jax.vmap(koleo)(tokens), each, rtol=1e-5)

@@ -8,6 +8,7 @@ import jax.test_util
 import numpy as np
 import pytest
 
+from ssl_jax import ops
 from ssl_jax.ops import sinkhorn
 from tests.losses import reference
 from tests.losses.reference import close
@@ -240,3 +241,19 @@ def test_empty_batches():
     assert jitted(np.ones((0, 3, 4)), np.ones((0, 3, 4))).shape == (0, 3)
     none = jitted(np.ones((2, 3, 4)), np.ones((2, 0, 4)), index=np.zeros((2, 0), int))
     assert none.shape == (2, 0)
+
+
+def test_the_second_derivative_is_that_of_stored_targets():
+    rng = np.random.default_rng(0)
+    scores, logits = (jnp.asarray(rng.normal(size=(6, 4)), jnp.float32) for _ in range(2))
+    targets = ops.sinkhorn_knopp(scores, temperature=0.5)
+
+    def fused(x):
+        return ops.sinkhorn_cross_entropy(scores, x, target_temperature=0.5, temperature=0.7).sum()
+
+    def stored(x):
+        return ops.cross_entropy(targets, x, temperature=0.7).sum()
+
+    found, wanted = jax.hessian(fused)(logits), jax.hessian(stored)(logits)
+    assert np.abs(wanted).max() > 0.1
+    np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -198,3 +198,20 @@ def test_gradient_by_the_temperature():
     by_tau = jax.jit(jax.grad(functools.partial(value, vote)))(0.2)
     high, low = (value(reference.vote, 0.2 + step) for step in (1e-5, -1e-5))
     close(by_tau, (high - low) / 2e-5)
+
+
+def test_the_second_derivative_is_finite_where_nothing_is_shared():
+    rng = np.random.default_rng(0)
+    queries, members = rng.normal(size=(3, 4)), rng.normal(size=(5, 2, 4))
+    queries, members = (jnp.asarray(x, jnp.float32) for x in (queries, members))
+
+    def loss(u):
+        return ops.sop_vote(u, members, jnp.ones((5, 2)), temperature=0.5)[:, 0].sum()
+
+    def gradient(u):
+        return jax.grad(loss)(u)[0, 0]
+
+    found = jax.grad(gradient)(queries)[0, 0]
+    step = jnp.zeros_like(queries).at[0, 0].set(1e-2)
+    wanted = (gradient(queries + step) - gradient(queries - step)) / 2e-2
+    np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-3)

@@ -110,4 +110,4 @@ def test_a_coordinator_that_never_answers_ends_the_process():
             f" distributed.connect('localhost:{server.getsockname()[1]}', 2, 1)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr

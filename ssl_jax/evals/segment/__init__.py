@@ -19,7 +19,7 @@ from ssl_jax.evals.registry import register_module
 from ssl_jax.evals.segment import inference, selection
 from ssl_jax.evals.segment.protocols import PROTOCOLS
 from ssl_jax.evals.segment.selection import outcome
-from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
+from ssl_jax.evals.segment.settings import PYRAMIDS, Settings, check_stride
 from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.runtime import sharding
 from ssl_jax.scores import metrics
@@ -41,11 +41,8 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
             f'{name}.level="patch" scores the grid of one whole image; use test="center" or'
             ' test="whole"'
         )
-    if c.stride and c.test == "slide" and c.side and c.stride > c.side:
-        raise InputError(
-            f"{name}.stride is {c.stride}, larger than side {c.side}; pixels between windows would"
-            " have no prediction"
-        )
+    if c.side:
+        check_stride(name, c)
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

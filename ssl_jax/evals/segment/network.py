@@ -35,7 +35,8 @@ def make(network: features.Network, settings: Settings, classes: int, patch: int
 
     network: the case's network; without an encoder, its patch map is used for all levels.
 
-    Raises InputError for layers that the network does not have.
+    Raises InputError for layers that the network does not have or that have smaller patches, and
+    for a layer decay of a Swin transformer.
     """
     encoder, pyramid = network.encoder, settings.head in PYRAMIDS
     backbone = {} if encoder is None else {"backbone": encoder.backbone}
@@ -73,6 +74,17 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
                 f"layers has {entry}, but the network has {shape.depth} blocks; name some of 0 to"
                 f" {shape.depth - 1}, or count from the last one with -1, -2, ..."
             )
+    last_stage = shape.depth - (shape.stages[-1] if shape.stages else shape.depth)
+    if min(layers) < last_stage:
+        raise InputError(
+            f"layers has blocks before the last stage of {encoder}, a Swin transformer, whose"
+            f" patches are smaller; name some of {last_stage} to {shape.depth - 1}"
+        )
+    if shape.stages and settings.layer_decay != 1:
+        raise InputError(
+            f"layer_decay is {settings.layer_decay}, but {encoder} (a Swin transformer) has no"
+            " blocks of one width; set it to 1"
+        )
     mean, std = (jnp.asarray(values, jnp.float32) for values in (shape.mean, shape.std))
 
     def tokens(weights, images, keys):

@@ -11,7 +11,7 @@ from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.segment import inference, network, records, training
-from ssl_jax.evals.segment.settings import Settings, sizes
+from ssl_jax.evals.segment.settings import Settings, check_stride, sizes
 from ssl_jax.features import windows
 from ssl_jax.runtime import distributed, sharding
 from ssl_jax.runtime.fit import Fitted
@@ -42,9 +42,9 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     several = len(settings.lrs) * len(settings.batch_factors) > 1
     learn, choose = _split(train, settings.held_out if several else 0, case.seed)
     local = sharding.make_mesh(devices=jax.local_devices())
-    together = case.shared and jax.process_count() > 1
 
     def fit(sized, lrs):
+        together = _together(case, sized.batch)
         mesh = sharding.make_mesh() if together else sharding.mesh_for(sized.batch)
         batches = records.batches(learn, sized, seed=case.seed, rows=_rows(case, sized.batch))
         return training.fit(net, sized, batches, lrs=lrs, seed=case.seed, mesh=mesh)
@@ -89,13 +89,15 @@ def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
 
 def with_side(case: Case, settings: Settings) -> Settings:
     """The settings with `side`, which is derived from the images if it is 0. Raises InputError for
-    a side that is not a multiple of the patch."""
+    a side that is not a multiple of the patch, or smaller than the stride of windows."""
     if settings.side:
         check_multiple("side", settings.side, case.patch, "patch of the network")
         return settings
     largest = min(case.config.crop or min(case.train.size or (_LARGEST,)), _LARGEST)
     side, _ = windows.floored((largest, largest), case.patch)
-    return dataclasses.replace(settings, side=side)
+    settings = dataclasses.replace(settings, side=side)
+    check_stride("segment", settings)
+    return settings
 
 
 def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Records, int]:
@@ -119,11 +121,15 @@ def _split(train: records.Records, share: float, seed: int):
     return train.part(np.sort(learn)), train.part(np.sort(choose)) if len(choose) else None
 
 
+def _together(case: Case, batch: int) -> bool:
+    """Whether all processes train one network. Each trains its own, with the same result, if the
+    batch cannot be divided among the devices."""
+    return case.shared and jax.process_count() > 1 and batch % jax.device_count() == 0
+
+
 def _rows(case: Case, batch: int) -> range:
-    """The rows of each batch for this process. Raises InputError if they cannot be divided."""
-    processes = jax.process_count() if case.shared else 1
-    if batch % processes:
-        raise InputError(f"batch is {batch}; it must be a multiple of the {processes} processes")
-    count = batch // processes
-    first = count * (jax.process_index() % processes)
-    return range(first, first + count)
+    """The rows of each batch for this process."""
+    if not _together(case, batch):
+        return range(batch)
+    count = batch // jax.process_count()
+    return range(count * jax.process_index(), count * (jax.process_index() + 1))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ssl_jax.config import field
+from ssl_jax.config import InputError, field
 from ssl_jax.evals.classes import absent_field
 from ssl_jax.evals.segment import optimizer
 from ssl_jax.losses.segmentation import AVERAGES
@@ -105,6 +105,16 @@ class Settings(masked.Settings, optimizer.Settings):
     )
     ignored: int = field(-1, "class that counts as unlabelled; -1 = none", least=-1, most=254)
     absent: str = absent_field()
+
+
+def check_stride(name: str, settings: Settings) -> None:
+    """Raises InputError for sliding windows with gaps between them. name: of the section."""
+    c = settings
+    if c.test == "slide" and c.stride > c.side:
+        raise InputError(
+            f"{name}.stride is {c.stride}, larger than side {c.side}; pixels between windows would"
+            " have no prediction"
+        )
 
 
 def sizes(settings: Settings, records: int) -> list[Settings]:

@@ -9,7 +9,6 @@ import jax
 from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals.yolos.settings import Settings
 from ssl_jax.models import detection as models
-from ssl_jax.models import zoo
 
 
 class Detector(NamedTuple):
@@ -26,23 +25,22 @@ class Detector(NamedTuple):
 def make(encoder: Any, settings: Settings, classes: int, rng: jax.Array) -> Detector:
     """An untrained detector, initialised with the weights of an encoder.
 
-    encoder: a `methods.encoder.Encoder` of a vision transformer.
+    encoder: a `methods.encoder.Encoder`, or None for raw pixels.
 
-    Raises InputError for other networks, or a grid that is not a multiple of the patch.
+    Raises InputError for networks that are no vision transformer, or a grid that is not a multiple
+    of the patch.
     """
-    params = getattr(encoder, "params", None)
-    if not isinstance(params, dict) or "backbone" not in params:
+    if encoder is None or encoder.shape.stages:
         raise InputError(
             "yolos fine-tunes a vision transformer, which this network is not; leave it out of"
             " evals.tasks"
         )
-    section = encoder.config.model
-    native = zoo.vit_config(section if "size" in section else {"size": "custom", **section})
+    native = encoder.shape
     for name in ("position_size", "middle_size"):
         for side in getattr(settings, name):
             check_multiple(name, side, native.patch, "patch of the network")
     shape = dataclasses.replace(native, queries=settings.queries, drop_path=0.0, mask_token=False)
     position = settings.position_size if native.position == "learned" else (0, 0)
     model = models.yolos(shape, classes, position, settings.middle_size)
-    weights = models.pretrained(model.init(rng), shape, params["backbone"], position)
+    weights = models.pretrained(model.init(rng), shape, encoder.backbone, position)
     return Detector(model.apply, weights, classes, shape.patch, tuple(shape.mean))

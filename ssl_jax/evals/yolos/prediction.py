@@ -57,11 +57,13 @@ def predict(
 
 
 def _true(record: Mapping[str, Any]) -> Boxes:
-    """The boxes of a record, with its crowds marked as such."""
+    """The visible boxes of a record, with its crowds marked as such."""
     boxes, crowds = (
         np.asarray(record.get(name, ())).reshape(-1, 4) for name in ("boxes", "crowd_boxes")
     )
     labels = record.get("box_labels", np.zeros(len(boxes)))
     many = record.get("crowd_labels", np.zeros(len(crowds)))
     crowd = np.repeat([False, True], [len(boxes), len(crowds)])
-    return Boxes(np.concatenate([boxes, crowds]), np.concatenate([labels, many]), crowd=crowd)
+    places, numbers = np.concatenate([boxes, crowds]), np.concatenate([labels, many])
+    seen = boxed.visible(places)  # a resized image shows its central square
+    return Boxes(places[seen], numbers[seen], crowd=crowd[seen])
