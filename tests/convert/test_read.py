@@ -80,7 +80,11 @@ _HEADERS = ("F8_E4M3", [4]), ("F32", [1] * 70), ("F32", [2**62, 2**62])
 HOSTILE[".safetensors"] += [safetensors_of(*header) for header in _HEADERS]
 
 
-@pytest.mark.parametrize("suffix, content", [(s, x) for s in HOSTILE for x in HOSTILE[s]])
+# Named by number: an archive holds the time, so that the workers of a test run would differ.
+@pytest.mark.parametrize(
+    "suffix, content",
+    [pytest.param(s, x, id=f"{s[1:]} {i}") for s in HOSTILE for i, x in enumerate(HOSTILE[s])],
+)
 def test_hostile_files_cost_neither_memory_nor_a_traceback(tmp_path, suffix, content):
     (tmp_path / f"x{suffix}").write_bytes(content() if callable(content) else content)
     tracemalloc.start()
