@@ -6,7 +6,8 @@
 Variants: sop, sove, cribo, flsl, dinov2, ibot, dino: the method that trains.
 Hardware: one GPU; `ssl-jax plan --memory=8` says what fits one of 8 GB.
 Expected time: not measured by us on a GPU.
-Expected number: none; what it gains on a set of images was not measured.
+Expected number: none; docs/adapting.md has short trials, in which Gram anchoring and larger rates
+helped most.
 
 WEIGHTS are a file or folder of DINOv2, DINOv3, timm or transformers, or a run or saved network of
 this package; the section `model` follows them (init_model), and heads are new (init_only: a run of

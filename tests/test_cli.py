@@ -447,6 +447,22 @@ def test_compiled_programs_are_kept_unless_told_otherwise(monkeypatch, tmp_path,
     assert cache.folder().parent == tmp_path / "ssl_jax"
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_programs_that_not_all_processes_see_are_not_kept(monkeypatch, tmp_path, others):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(cache.distributed, "is_first", lambda: True)
+    monkeypatch.setattr(cache.distributed, "gather_json", lambda value: [value, others])
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "new"))
+    updates = []
+    with monkeypatch.context() as patched:
+        patched.setattr(jax.config, "update", lambda *pair: updates.append(pair))
+        cache.only_shared()
+    jax.config.update("jax_compilation_cache_dir", before)
+    assert updates == [("jax_enable_compilation_cache", False)] * (not others)
+    assert not list((tmp_path / "new").iterdir())
+
+
 def test_only_an_unexpected_error_keeps_its_traceback(refused, monkeypatch):
     """JAX says that a device is not there when it is first used, or that its memory is full."""
     errors = [OSError(5, "Input/output error"), RuntimeError("something else")]

@@ -1,11 +1,18 @@
 """Caches compiled programs on disk, so that later starts and resumes skip most compilation."""
 
+import contextlib
 import hashlib
 import os
 import platform
+import time
+import uuid
 from pathlib import Path
 
 import jax
+
+from ssl_jax.runtime import distributed
+
+_SEEN_WITHIN = 5  # seconds, after which other machines see a file on a shared disk
 
 
 def keep_programs() -> None:
@@ -13,6 +20,35 @@ def keep_programs() -> None:
     disables it)."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(folder()))
+
+
+def only_shared() -> None:
+    """Switches the cache off for several processes that do not share its folder. Process 0 alone
+    writes it; XLA's GPU compiler waits for all processes, and would wait in vain for one that finds
+    its programs there. All processes must call it."""
+    place = jax.config.values["jax_compilation_cache_dir"]
+    if jax.process_count() == 1 or not place or "://" in place:
+        return
+    (token, *_) = distributed.gather_json(f".seen_{uuid.uuid4().hex}")
+    path, end = Path(place) / token, time.monotonic() + _SEEN_WITHIN
+    with contextlib.suppress(OSError):
+        if distributed.is_first():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    distributed.gather_json(None)  # it is there now, or will not be
+    while not (seen := path.exists()) and time.monotonic() < end:
+        time.sleep(0.1)
+    if not all(distributed.gather_json(seen)):
+        jax.config.update("jax_enable_compilation_cache", False)
+        if distributed.is_first():
+            print(
+                f"compiled programs are not kept: not all processes see {place} (set"
+                " JAX_COMPILATION_CACHE_DIR to a folder that they share)",
+                flush=True,
+            )
+    with contextlib.suppress(OSError):
+        if distributed.is_first():
+            path.unlink(missing_ok=True)
 
 
 def folder() -> Path:

@@ -23,4 +23,5 @@ def run(options: argparse.Namespace) -> int:
     if options.distributed or any(value is not None for value in place):
         distributed.connect(*place)
     with distributed.together():
+        cache.only_shared()
         return api.train(config, options.workdir, given=given, steps=steps, extend=options.extend)

@@ -114,7 +114,7 @@ class Plan:
             if folder is None:
                 yield stop, self.compute(start, stop)
                 continue
-            entry = store.Entry(folder / _NAME.format(start), self.described)
+            entry = self._entry(folder, start)
             if (stored := entry.read()) is not None:
                 yield stop, store.flat(stored[0])
                 continue
@@ -123,12 +123,17 @@ class Plan:
                 entry.finish(place, part)
             yield stop, part
 
+    def _entry(self, folder: Path, start: int) -> store.Entry:
+        """The stored part that begins with image `start`."""
+        images = range(start, min(start + self.images_of_a_part(), len(self.source)))
+        files = self.source.fingerprint(np.asarray(images))
+        return store.Entry(folder / _NAME.format(start), self.described | {"files": files})
+
     def remove(self, folder: Path) -> None:
         """Removes the entries of all parts, and the folder if it is empty then."""
         for start in range(0, len(self.source), self.images_of_a_part()):
-            name = _NAME.format(start)
-            store.Entry(folder / name, self.described).remove()
-            for unfinished in folder.glob(f".{name}_*"):
+            self._entry(folder, start).remove()
+            for unfinished in folder.glob(f".{_NAME.format(start)}_*"):
                 shutil.rmtree(unfinished)
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -1,4 +1,6 @@
-"""Average precision of boxes as defined by COCO and UAVDT."""
+"""Average precision of boxes as defined by COCO and UAVDT. Small, medium and large objects are told
+apart by the area of their box; COCO's own files have that of the segment.
+"""
 
 import importlib
 from collections.abc import Sequence

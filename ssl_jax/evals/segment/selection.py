@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -39,6 +40,7 @@ def outcome(case: Case, settings: Settings) -> Outcome:
 def _outcome(case: Case, settings: Settings) -> Outcome:
     train, test, classes = parts(case, settings)
     net = network.make(case.network, settings, classes, case.patch)
+    _warn_of_unread_blocks(net.depth, settings.layers)
     several = len(settings.lrs) * len(settings.batch_factors) > 1
     learn, choose = _split(train, settings.held_out if several else 0, case.seed)
     local = sharding.make_mesh(devices=jax.local_devices())
@@ -75,6 +77,17 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     if not counts.sum():
         raise InputError(f"every pixel of {case.test} is ignored")
     return Outcome(fitted, net, lr, batch, counts, selection if several else None)
+
+
+def _warn_of_unread_blocks(depth: int, layers: Sequence[int]) -> None:
+    """The protocols name blocks of networks of 12."""
+    last = max((i % depth for i in layers), default=0) if depth else 0
+    if last < depth - 1 and distributed.is_first():
+        print(
+            f"  warning: segment: layers {tuple(layers)} end at block {last} of 0 to {depth - 1};"
+            " name later ones for a deeper network",
+            flush=True,
+        )
 
 
 def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
