@@ -281,10 +281,10 @@ def _entry(network, source, cache, indices, choice, shared):
     if not cache or not network.digest:
         return None
     files = source.fingerprint(indices)
-    if not files:  # nobody would notice other images or labels
-        return None
     if shared:  # dates may differ between machines, but all must find the entry, or none
         files = distributed.gather_json(files)[0]
+    if not files:  # nobody would notice other images or labels
+        return None
     key = {
         "network": network.digest,
         "source": repr(source),

@@ -210,7 +210,9 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
 
 def take_back() -> None:
     """Gives the signals back to Python's handlers. JAX's service for several processes takes
-    SIGTERM, which would then go unnoticed until training starts."""
+    SIGTERM, which would then go unnoticed until training starts. Only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in SIGNALS:
         handler = signal.getsignal(number)
         if handler is not None:

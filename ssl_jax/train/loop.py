@@ -21,7 +21,7 @@ from ssl_jax.train.setup import Run, fresh_state, open_loader
 from ssl_jax.train.steps import EXIT_DONE, Steps
 from ssl_jax.views import resident
 
-_SEEN_WITHIN = 10  # seconds, after which other machines see a file on a shared disk
+_SEEN_WITHIN = 60  # seconds, after which other machines see a file on a shared disk
 
 
 def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
