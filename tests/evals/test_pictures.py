@@ -1,5 +1,7 @@
 """Pictures of evaluations and methods: what they are given, and which a run draws."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -146,6 +148,19 @@ def test_pictures_can_show_larger_images_than_are_scored(tmp_path, config, encod
     Evaluation(config).draw("weights", None, tmp_path / "pictures", tmp_path)
     assert encoder == [(6, 32, 32, 3)] and got == [(16, 32, 32, 3)]
     assert config.evals.dense.data.size == 24
+
+
+@pytest.mark.parametrize("side", [0, 32])
+def test_the_process_that_draws_shares_no_work(tmp_path, config, encoder, monkeypatch, side):
+    """The others do not draw: what one waits for would never come."""
+    shared = []
+    dense = dataclasses.replace(
+        evals.TYPES["dense"], draw=lambda case, _: shared.append(case.shared) or {}
+    )
+    monkeypatch.setitem(evals.TYPES, "dense", dense)
+    config.evals.tasks, config.evals.picture_size = ("dense",), side
+    Evaluation(config).draw("weights", None, tmp_path / "pictures", tmp_path)
+    assert shared == [False]
 
 
 def test_a_picture_gets_a_memory_of_training_images(tmp_path, config, encoder, monkeypatch):
