@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from ssl_jax.ops.arguments import require_inside
 from ssl_jax.ops.checked import checked
 from ssl_jax.ops.numerics import wide
 
@@ -33,7 +34,8 @@ def pixel_cross_entropy(
       Scalar, at least 0; 0 if nothing is labelled.
 
     Raises:
-      ValueError: shapes that do not fit, or another `average`.
+      ValueError: shapes that do not fit, another `average`, or a label that is no class (where it
+        is known).
 
     Reference: the loss of CrIBo's tables 2 and 3, SOP's table 2 and FLSL's table 10.
 
@@ -47,7 +49,7 @@ def pixel_cross_entropy(
         raise ValueError(f'average is "{average}"; choose one of {", ".join(AVERAGES)}')
     valid = labels != ignore
     log_probs = jax.nn.log_softmax(wide(logits), axis=-1)
-    classes = jnp.where(valid, labels, 0)
+    classes = _classes(labels, valid, logits.shape[-1])
     taken = jnp.take_along_axis(log_probs, classes[..., None], axis=-1)[..., 0]
     count = valid.sum() if average == "labelled" else valid.size
     return -jnp.where(valid, taken, 0.0).sum() / jnp.maximum(count, 1).astype(taken.dtype)
@@ -71,7 +73,7 @@ def dice(
       Scalar in [0, 1]; 0 if nothing is labelled.
 
     Raises:
-      ValueError: shapes that do not fit.
+      ValueError: shapes that do not fit, or a label that is no class (where it is known).
 
     Reference: STELLAR's code (segmentation, tables 2 and 12); Milletari et al. 2016, "V-Net",
     section 3, has squares and no 1.
@@ -84,7 +86,7 @@ def dice(
     """
     probs = jax.nn.softmax(wide(logits), axis=-1)
     valid = (labels != ignore)[..., None].astype(probs.dtype)
-    classes = jnp.where(labels != ignore, labels, 0)
+    classes = _classes(labels, labels != ignore, probs.shape[-1])
     truth = jax.nn.one_hot(classes, probs.shape[-1], dtype=probs.dtype) * valid
     axes = tuple(range(labels.ndim))
     hit = (probs * truth).sum(axis=axes)
@@ -92,3 +94,10 @@ def dice(
     total = (probs * valid).sum(axis=axes) + present
     score = (2 * hit + _SMOOTH) / (total + _SMOOTH)
     return jnp.where(valid.any(), 1 - score.mean(), 0.0)
+
+
+def _classes(labels, valid, count):
+    """The labels, with class 0 at places that do not count."""
+    classes = jnp.where(valid, labels, 0)
+    require_inside("a label", classes, "classes", count)
+    return classes

@@ -1,8 +1,10 @@
 """Losses of segmentation: places that are ignored, and the lowest value."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssl_jax.losses import segmentation
 from tests.losses import cases
 from tests.losses.reference import close
 
@@ -21,3 +23,11 @@ def test_dice_of_right_predictions_is_0():
     x = cases.make("dice")
     right = np.eye(4, dtype=np.float32)[np.where(x["labels"] == 255, 0, x["labels"])]
     close(cases.run("dice", x | {"logits": 50 * right})[0]["loss"], 0)
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_labels_that_are_no_class_are_refused(label):
+    labels = jnp.array([0, label, 255])
+    for loss in (segmentation.pixel_cross_entropy, segmentation.dice):
+        with pytest.raises(ValueError, match="label"):
+            loss(jnp.zeros((3, 4)), labels)
