@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import time
 import uuid
 from pathlib import Path
 
@@ -30,15 +29,12 @@ def only_shared() -> None:
     if jax.process_count() == 1 or not place or "://" in place:
         return
     (token, *_) = distributed.gather_json(f".seen_{uuid.uuid4().hex}")
-    path, end = Path(place) / token, time.monotonic() + _SEEN_WITHIN
+    path = Path(place) / token
     with contextlib.suppress(OSError):
         if distributed.is_first():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-    distributed.gather_json(None)  # it is there now, or will not be
-    while not (seen := path.exists()) and time.monotonic() < end:
-        time.sleep(0.1)
-    if not all(distributed.gather_json(seen)):
+    if distributed.unseen_by(path, _SEEN_WITHIN):
         jax.config.update("jax_enable_compilation_cache", False)
         if distributed.is_first():
             print(

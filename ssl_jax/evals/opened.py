@@ -69,7 +69,7 @@ def _pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]
         train, test = (made(*part) for part in parts)
         if numbering != "declared":  # each part numbers its own classes
             train, test = numbered_alike(train, test, numbering == "numbers")
-            train, test = train, boxes_like(test, train)
+            test = boxes_like(test, train)
     except InputError as error:
         key = rf"(?<![\w./])data\.(?=(?:{'|'.join(data)})\b)"
         raise InputError(re.sub(key, f"evals.{name}.data.", str(error))) from error
@@ -121,11 +121,16 @@ def _warn_of_overlap(name: str, c: ConfigDict, seed: int, train: Monitored, test
 def _check_same_classes(name: str, c: ConfigDict, train: Monitored, test: Monitored) -> None:
     """Raises InputError if the scored part of a set has a class that the other part lacks, where
     each part numbers its own classes."""
-    needs = registry.get(c.type).needs
-    if kinds.get(c.data.kind).classes == "declared" or needs not in ("labels", "boxes"):
+    type = registry.get(c.type)
+    if kinds.get(c.data.kind).classes == "declared" or type.needs not in ("labels", "boxes"):
         return
-    names = class_names if needs == "labels" else box_names
-    trained, scored = (set(names(part) or ()) for part in (train, test))
+
+    def names(part):
+        """Those of the images if they are classified, else of their boxes."""
+        of_images = class_names(part) if type.needs == "labels" or type.share else None
+        return set(of_images or (box_names(part) if type.needs == "boxes" else None) or ())
+
+    trained, scored = names(train), names(test)
     if trained and scored - trained:
         raise InputError(
             f"evals.{name}: the parts of {c.data.dir} have other classes (only {c.data.test_split}"

@@ -132,8 +132,9 @@ class Plan:
     def remove(self, folder: Path) -> None:
         """Removes the entries of all parts, and the folder if it is empty then."""
         for start in range(0, len(self.source), self.images_of_a_part()):
-            self._entry(folder, start).remove()
-            for unfinished in folder.glob(f".{_NAME.format(start)}_*"):
+            name = _NAME.format(start)
+            store.Entry(folder / name, self.described).remove()
+            for unfinished in folder.glob(f".{name}_*"):
                 shutil.rmtree(unfinished)
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -253,6 +254,16 @@ def gather_json(value: Any) -> list:
     padded[: len(text)] = text
     parts = zip(gather_array(padded), lengths, strict=True)
     return [json.loads(part[:length].tobytes()) for part, length in parts]
+
+
+def unseen_by(path: Path, seconds: float) -> list[int]:
+    """The processes that do not see a file of process 0 within so many seconds, which a shared disk
+    may need. All processes must call it."""
+    gather_json(None)  # the file is there now, or will not be
+    end = time.monotonic() + seconds
+    while not (seen := path.exists()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return [i for i, sees in enumerate(gather_json(seen)) if not sees]
 
 
 def local(tree: Any) -> Any:

@@ -4,7 +4,6 @@ The order is restore -> (data, step, log, eval, save) -> final report, see `step
 """
 
 import contextlib
-import time
 from pathlib import Path
 
 import jax
@@ -135,10 +134,7 @@ def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> Non
             refused = str(error)
     if refused := "".join(distributed.gather_json(refused)):
         raise InputError(refused)
-    end = time.monotonic() + _SEEN_WITHIN
-    while not (seen := (workdir / lock.FILE).exists()) and time.monotonic() < end:
-        time.sleep(0.2)
-    if blind := [i for i, sees in enumerate(distributed.gather_json(seen)) if not sees]:
+    if blind := distributed.unseen_by(workdir / lock.FILE, _SEEN_WITHIN):
         raise InputError(
             f"--workdir={workdir}: {listed([f'process {i}' for i in blind], 5)} cannot see what"
             " process 0 wrote there; it must be a folder that all processes share"

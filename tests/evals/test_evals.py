@@ -1,5 +1,6 @@
 """Named evaluations, what they share, types from outside; the comparison and its table."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from ssl_jax import config as config_lib
 from ssl_jax import evals, settings
 from ssl_jax.config import InputError, field
+from ssl_jax.evals import opened
 from ssl_jax.features import pixels
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit
@@ -181,6 +183,25 @@ def test_scored_images_that_are_also_trained_on_are_told(config, tmp_path, capsy
         data.split = split
         evals.sources(config, ["knn"])
         assert ("test images are also" in capsys.readouterr().out) == told
+
+
+def test_a_class_that_is_not_trained_on_is_refused_for_boxes_too():
+    def part(images, boxes):
+        source = fakes.boxed(fakes.images(2), [[], []], labels=[0, 1])
+        source.class_names, source.box_names = images, boxes
+        return source
+
+    train = part(("a", "b"), ("x", "y"))
+    for type, images, boxes, fits in (
+        ("box_knn", ("a", "c"), ("x", "y"), False),  # the class is that of the image
+        ("box_knn", ("a", "b"), ("x", "z"), True),
+        ("yolos", ("a", "c"), ("x", "y"), True),
+        ("yolos", ("a", "b"), ("x", "z"), False),
+    ):
+        section = evals.new(type, data=dict(kind="folder"))
+        refused = contextlib.nullcontext() if fits else pytest.raises(InputError, match="classes")
+        with refused:
+            opened._check_same_classes(type, section, train, part(images, boxes))
 
 
 def test_the_folder_of_training_is_that_of_an_evaluation_without_one(config, tmp_path):
