@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, gram, multicrop, section_keys
-from ssl_jax.runtime.decay import layer_factor
+from ssl_jax.runtime.decay import layer_factor, layers
 from ssl_jax.views import configured, recipe
 
 
@@ -75,6 +75,7 @@ def check(config: ConfigDict) -> None:
     c = config.dinov2
     section_keys.check_weights(config)
     section_keys.check_token(config)
+    section_keys.check_layer_decay(config)
     for name in ("prototypes", "bottleneck"):
         if not c.separate_head and c.patch[name] != c.cls[name]:
             raise InputError(
@@ -221,12 +222,10 @@ def _rules(config) -> base.Rules:
     lowest, wait = layer_factor(c.layer_decay, depth, -1), c.freeze_last_layer_epochs
     return (
         ("backbone/patch/.*", rule("backbone", lr=lowest * c.patch_lr)),
-        ("backbone/(cls|position|registers|mask_token)", rule("backbone", lr=lowest)),
         *(
-            (f"backbone/blocks/{i}/.*", rule("backbone", lr=layer_factor(c.layer_decay, depth, i)))
-            for i in range(depth)
+            (f"backbone/{pattern}", rule("backbone", lr=layer_factor(c.layer_decay, depth, i)))
+            for pattern, i in layers(depth, config.model.stages)
         ),
-        ("backbone/.*", rule("backbone")),
         ("head/last/.*", rule("head", freeze_epochs=wait)),
         ("head/.*", rule("head")),
         ("patch_head/last/.*", rule("patch_head", freeze_epochs=wait)),

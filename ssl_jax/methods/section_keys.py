@@ -36,6 +36,16 @@ def check_token(config: ConfigDict) -> None:
         )
 
 
+def check_layer_decay(config: ConfigDict) -> None:
+    """Raises InputError for two layer decays, which would multiply."""
+    name, both = config.method, config.optim.backbone_layer_decay
+    if both < 1 and config[name].layer_decay < 1:
+        raise InputError(
+            f"{name}.layer_decay is {config[name].layer_decay} and optim.backbone_layer_decay"
+            f" {both}, which would multiply; set one of them to 1"
+        )
+
+
 def check_no_masks(config: ConfigDict, title: str) -> None:
     """Raises InputError for masks in a method that does not use them."""
     if config.views.mask != "none":

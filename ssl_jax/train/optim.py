@@ -8,7 +8,7 @@ over the blocks of a stack, updates each of them separately, by its own rules.
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from ssl_jax import trees
 from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods.base import NEVER, Rule, Rules
-from ssl_jax.runtime.decay import is_matrix, layer_factor
+from ssl_jax.runtime.decay import depths, is_matrix, layer_factor, layers
 from ssl_jax.train import clip as clip_lib
 from ssl_jax.train import updates
 
@@ -75,37 +75,30 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
     return assigned
 
 
-def of_backbone(rules: Rules, config: ConfigDict, depth: int) -> Rules:
-    """The rules adjusted by the config's keys for a backbone of `depth` blocks.
+def of_backbone(rules: Rules, config: ConfigDict, depth: int, stages: Sequence[int] = ()) -> Rules:
+    """The rules adjusted by the config's keys for a backbone of `depth` blocks in `stages`.
 
     `optim.backbone_lr` and `optim.backbone_layer_decay` multiply the learning-rate factors;
     `optim.backbone_freeze_epochs` is the least number of frozen epochs.
-
-    Raises InputError for a layer decay of a backbone with blocks of several kinds (depth 0).
     """
     lr, wait, decay = config.backbone_lr, config.backbone_freeze_epochs, config.backbone_layer_decay
-    if decay != 1 and not depth:
-        raise InputError(
-            f"optim.backbone_layer_decay is {decay}, but this backbone (a Swin transformer) has no"
-            " blocks of one width; set it to 1"
-        )
 
     def within(path, factor):
         return tuple(
             (
-                f"(?={path}/)(?:{pattern})",
+                f"(?={path}$)(?:{pattern})",
                 replace(rule, lr=rule.lr * factor, freeze_epochs=max(rule.freeze_epochs, wait)),
             )
             for pattern, rule in rules
         )
 
     if decay == 1:
-        return within("backbone", lr) + rules
-    blocks = [
-        within(f"backbone/blocks/{i}", lr * layer_factor(decay, depth, i)) for i in range(depth)
+        return within("backbone/.*", lr) + rules
+    adjusted = [
+        within(f"backbone/{path}", lr * layer_factor(decay, depth, i))
+        for path, i in layers(depth, stages)
     ]
-    first = within("backbone", lr * layer_factor(decay, depth, -1))
-    return sum(blocks, ()) + within("backbone/norm", lr) + first + rules
+    return sum(adjusted, ()) + rules
 
 
 def is_decayed(path: str, leaf: jax.Array | jax.ShapeDtypeStruct, rule: Rule) -> bool:
@@ -139,9 +132,8 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     """
     check_choice("optim.name", config.name, updates.TRANSFORMATIONS)
     structure = jax.tree.structure(params)
-    stacked = jax.tree.leaves(params.get("backbone", {}).get("blocks", ()))
-    depth = stacked[0].shape[0] if stacked else 0
-    leaves = _leaves(of_backbone(rules, config, depth), params)
+    rules = of_backbone(rules, config, *depths(params.get("backbone", {})))
+    leaves = _leaves(rules, params)
     clip = clip_lib.make(
         {path: _clip_groups(path, leaf.rules, config.clip_by) for path, leaf in leaves.items()},
         {path: leaf.starts for path, leaf in leaves.items()},

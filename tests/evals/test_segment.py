@@ -206,7 +206,7 @@ _PARAMS = {
 
 
 def test_layers_learn_more_slowly_towards_the_image_and_what_decays():
-    found = trees.flatten(decay.layer_factors(_PARAMS, 2, 0.5))
+    found = trees.flatten(decay.layer_factors(_PARAMS, 0.5))
     assert found["head/classify/kernel"] == found["backbone/norm/scale"] == 1
     assert found["backbone/blocks/attn/kernel"].tolist() == [[[0.25]], [[0.5]]]
     assert found["backbone/blocks/attn/bias"].tolist() == [[0.25], [0.5]]
@@ -223,7 +223,7 @@ def test_first_step_by_hand(name, step):
     gradient = 1.0 if name == "adamw" else -0.1  # -0.1 + 0.5 * 2 > 0 turns the sign
     how = Settings(optimizer=name, weight_decay=0.5, decayed="all", power=0.0)
     params = {"head": {"kernel": jnp.array([2.0])}}
-    change = optimizer.make(how, params, 0)(0, 0.1)
+    change = optimizer.make(how, params)(0, 0.1)
     updates, _ = change.update(
         {"head": {"kernel": jnp.array([gradient])}}, change.init(params), params
     )
@@ -285,7 +285,7 @@ def test_the_whole_gradient_is_clipped():
     params = {"head": {"a": jnp.ones(3), "b": jnp.ones(2)}}
     grads = jax.tree.map(lambda x: 100 * x, params)
     for clip, norm in ((5.0, 5.0), (0.0, 100 * 5**0.5)):
-        change = optimizer.make(Settings(clip=clip), params, 0)(0, 0.1)
+        change = optimizer.make(Settings(clip=clip), params)(0, 0.1)
         _, state = change.update(grads, change.init(params), params)
         assert optax.tree.norm(optax.tree.get(state, "mu")) == pytest.approx(0.1 * norm, rel=1e-5)
 

@@ -73,7 +73,7 @@ def test_learning_rates_shrink_towards_the_input():
     flat = trees.shapes(
         params := shapes(model__registers=2, finetune__hidden=8, finetune__norm=True)
     )
-    assigned = optim.assign_rules(rules(2, 0.5), params)
+    assigned = optim.assign_rules(rules(2, (), 0.5), params)
     blocks = {"backbone/blocks/0": 0.25, "backbone/blocks/1": 0.5}
     first = ("patch", "cls", "position", "registers")
     wanted = blocks | {f"backbone/{name}": 0.125 for name in first}
@@ -82,7 +82,7 @@ def test_learning_rates_shrink_towards_the_input():
         assert rule.lr == lr, path
     decayed = {path for path in flat if optim.is_decayed(path, flat[path], assigned[path])}
     assert decayed == {path for path in flat if path.endswith("kernel")}
-    assert rules(12, 1.0)[0][1].lr == 1.0
+    assert rules(12, (), 1.0)[0][1].lr == 1.0
 
 
 def test_sets_without_the_labels_are_refused_before_anything_is_made():

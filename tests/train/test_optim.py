@@ -16,8 +16,9 @@ from ml_collections import ConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError
+from ssl_jax.methods import finetune
 from ssl_jax.methods.base import DEFAULT_RULES, NEVER, Rule
-from ssl_jax.runtime import sharding
+from ssl_jax.runtime import decay, sharding
 from ssl_jax.train import checkpoint, optim, optim_settings
 from ssl_jax.train.state import TrainState
 
@@ -197,8 +198,42 @@ def test_layers_of_a_backbone_from_elsewhere_learn_more_slowly_towards_its_input
             block = int(path.split("/")[2]) if "/blocks/" in path else -1
             lr *= 0.1 ** (2 - block)
         assert rule.lr == pytest.approx(lr), path
-    with pytest.raises(InputError, match="backbone_layer_decay"):
-        optim.of_backbone(DEFAULT_RULES, config, 0)
+
+
+def test_layers_of_a_swin_transformer_learn_more_slowly_towards_its_input():
+    """Fine-tuning's rules, those of optim.backbone_layer_decay and segmentation's factors agree;
+    tokens are merged at the rate of the block before."""
+    swin = {
+        "patch": {"kernel": np.ones((3, 4))},
+        "stages": {
+            "0": {
+                "blocks": {"norm": {"scale": np.ones((2, 4))}},
+                "merge_norm": {"scale": np.ones(16)},
+                "merge": {"kernel": np.ones((16, 8))},
+            },
+            "1": {"blocks": {"norm": {"scale": np.ones((1, 8))}}},
+        },
+        "norm": {"scale": np.ones(8)},
+    }
+    params = {"backbone": swin, "head": {"kernel": np.ones((8, 2))}}
+    shape = decay.depths(swin)
+    assert shape == (3, (2, 1))
+    rules = optim.of_backbone(DEFAULT_RULES, settings(backbone_layer_decay=0.5), *shape)
+    of_optim = {path: rule.lr for path, rule in optim.assign_rules(rules, params).items()}
+    assert of_optim == {
+        "backbone/patch/kernel": 0.5**4,
+        "backbone/stages/0/blocks/0/norm/scale": 0.5**3,
+        "backbone/stages/0/blocks/1/norm/scale": 0.5**2,
+        "backbone/stages/0/merge/kernel": 0.5**2,
+        "backbone/stages/0/merge_norm/scale": 0.5**2,
+        "backbone/stages/1/blocks/0/norm/scale": 0.5,
+        "backbone/norm/scale": 1.0,
+        "head/kernel": 1.0,
+    }
+    of_finetune = optim.assign_rules(finetune.rules(*shape, 0.5), params)
+    assert {path: rule.lr for path, rule in of_finetune.items()} == of_optim
+    factors = trees.per_block(jax.tree.map(np.multiply, params, decay.layer_factors(params, 0.5)))
+    assert {path: x.flat[0] for path, x in factors.items()} == of_optim
 
 
 _SOME = (("backbone/blocks/1/norm/.*", Rule(decay=True)), *DEFAULT_RULES)

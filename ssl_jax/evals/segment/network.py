@@ -80,11 +80,6 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
             f"layers has blocks before the last stage of {encoder}, a Swin transformer, whose"
             f" patches are smaller; name some of {last_stage} to {shape.depth - 1}"
         )
-    if shape.stages and settings.layer_decay != 1:
-        raise InputError(
-            f"layer_decay is {settings.layer_decay}, but {encoder} (a Swin transformer) has no"
-            " blocks of one width; set it to 1"
-        )
     mean, std = (jnp.asarray(values, jnp.float32) for values in (shape.mean, shape.std))
 
     def tokens(weights, images, keys):

@@ -65,15 +65,15 @@ class Settings:
     )
 
 
-def make(settings: Settings, params: Any, depth: int) -> Transformation:
+def make(settings: Settings, params: Any) -> Transformation:
     """The function (step, peak learning rate) -> optax transformation, for parameters {"head": ...,
-    "backbone": ...} of a backbone with `depth` blocks."""
+    "backbone": ...}."""
     adam = optax.scale_by_adam(0.9, 0.999, 1e-8)
     decay = optax.add_decayed_weights(settings.weight_decay, decayed(params, settings.decayed))
     chain = [decay, adam] if settings.optimizer == "adam" else [adam, decay]
     if settings.clip:
         chain.insert(0, optax.clip_by_global_norm(settings.clip))
-    scales = layer_factors(params, depth, settings.layer_decay)
+    scales = layer_factors(params, settings.layer_decay)
 
     def at(step, peak):
         lr = learning_rate(settings, step, peak)

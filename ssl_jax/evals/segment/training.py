@@ -83,7 +83,7 @@ def fit(
 
     fitted = fit_lib.fit(
         loss,
-        optimizer.make(settings, params, network.depth),
+        optimizer.make(settings, params),
         batches,
         mesh,
         settings.steps,

@@ -7,6 +7,7 @@ weights come from `init_from`. RandAugment, erasing, mixup and CutMix are part o
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from ml_collections import ConfigDict
 from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.finetune.settings import check, defaults, view_recipe
 from ssl_jax.models import heads
-from ssl_jax.runtime.decay import layer_factor
+from ssl_jax.runtime.decay import layer_factor, layers
 
 __all__ = ["check", "defaults", "make", "rules", "targets"]
 
@@ -113,7 +114,7 @@ def make(config: ConfigDict) -> base.Method:
         objective=objective,
         features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=_all if c.average else base.no_teacher,
-        rules=rules(m.depth, c.layer_decay),
+        rules=rules(m.depth, m.stages, c.layer_decay),
         health=health,
         starts_evaluated=True,
     )
@@ -123,18 +124,17 @@ def _all(params):
     return params
 
 
-def rules(depth: int, decay: float) -> base.Rules:
+def rules(depth: int, stages: Sequence[int], decay: float) -> base.Rules:
     """Layer-wise learning-rate decay (BEiT, Bao et al. 2022, appendix): the factor is 1 for the
     classifier and the final norm, decay^(depth - i) for block i (0 = the first), and
     decay^(depth + 1) before the blocks. Weight decay applies to matrices except tokens and position
     embeddings."""
-    lowest, *of_blocks = (layer_factor(decay, depth, i) for i in range(-1, depth))
+    lowest = layer_factor(decay, depth, -1)
     return (
         ("backbone/(cls|position|registers|queries)", base.Rule(lr=lowest, decay=False)),
-        ("backbone/patch/.*", base.Rule(lr=lowest)),
         *(
-            (f"backbone/blocks/{i}/.*", base.Rule(lr=layer_factor(decay, depth, i)))
-            for i in range(depth)
+            (f"backbone/{pattern}", base.Rule(lr=layer_factor(decay, depth, i)))
+            for pattern, i in layers(depth, stages)
         ),
         *base.DEFAULT_RULES,
     )

@@ -78,6 +78,7 @@ def check(config: ConfigDict) -> None:
     does not use."""
     c, v, m = config.finetune, config.views, config.model
     section_keys.check_no_masks(config, "fine-tuning")
+    section_keys.check_layer_decay(config)
     if v.global_count != 1 or v.local_count:
         raise InputError(
             f"views.global_count is {v.global_count} and views.local_count {v.local_count}, but"
