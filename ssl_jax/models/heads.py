@@ -11,6 +11,7 @@ from flax import nnx
 from ssl_jax.models import fused
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models.functional import Model, functional
+from ssl_jax.ops import numerics
 
 
 def l2_normalize(x: jax.Array, eps: float = 1e-6) -> jax.Array:
@@ -156,11 +157,11 @@ class _WeightNormLinear(nnx.Module):
     def __call__(self, x):
         direction, x = self.direction[...], x.astype(self.dtype)
         if x.size >= direction.shape[0] ** 2:
-            return jnp.matmul(x, self.kernel(), preferred_element_type=jnp.float32)
+            return numerics.product("...d,dk->...k", x, self.kernel(), out=jnp.float32)
         # With few rows, scaling the results is cheaper than scaling the matrix.
         matrix = direction.astype(self.dtype)
         scale = self.gain[...] * _one_over_norm(direction, 0)
-        return jnp.matmul(x, matrix, preferred_element_type=jnp.float32) * scale
+        return numerics.product("...d,dk->...k", x, matrix, out=jnp.float32) * scale
 
 
 def _sizes(in_dim: int, hidden: int, out: int, layers: int) -> tuple[int, ...]:

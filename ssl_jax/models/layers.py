@@ -185,9 +185,9 @@ class Attention(nnx.Module):
             q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
         weights = None
         if return_weights:
-            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
+            scores = numerics.product("bqhd,bkhd->bhqk", q, k, out=jnp.float32)
             weights = jax.nn.softmax(scores / math.sqrt(q.shape[-1]), axis=-1)
-            out = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(v.dtype), v)
+            out = numerics.product("bhqk,bkhd->bqhd", weights.astype(v.dtype), v)
         else:
             out = attention.attend(q, k, v, self.kind, seen)
         return self.proj(out.reshape(b, n, width)), weights

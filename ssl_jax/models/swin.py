@@ -19,7 +19,7 @@ from flax import nnx
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import stack
 from ssl_jax.models.shape import Tokens, ViTConfig
-from ssl_jax.ops import patchify
+from ssl_jax.ops import numerics, patchify
 
 _APART = -100.0  # added to scores between tokens that are adjacent only because of the shift
 
@@ -206,14 +206,14 @@ class _Attention(nnx.Module):
         parts = self.qkv(windows.cut(x.astype(self.qkv.dtype)))
         parts = parts.reshape(*parts.shape[:3], 3, self.heads, -1)
         q, k, v = (parts[:, :, :, i] for i in range(3))
-        scores = jnp.einsum("bnqhd,bnkhd->bnhqk", q, k, preferred_element_type=jnp.float32)
+        scores = numerics.product("bnqhd,bnkhd->bnhqk", q, k, out=jnp.float32)
         scores = scores / math.sqrt(q.shape[-1]) + self._biases()
         if shift:
             regions = windows.regions()
             separate = regions[:, :, None] != regions[:, None, :]
             scores = scores + jnp.where(separate, _APART, 0.0)[:, None]
         weights = jax.nn.softmax(scores, axis=-1)
-        out = jnp.einsum("bnhqk,bnkhd->bnqhd", weights.astype(v.dtype), v)
+        out = numerics.product("bnhqk,bnkhd->bnqhd", weights.astype(v.dtype), v)
         return windows.joined(self.proj(out.reshape(*out.shape[:3], -1))), weights
 
     def windows(self, x, shift):

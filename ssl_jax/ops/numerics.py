@@ -77,11 +77,17 @@ def precision_of(dtype: DTypeLike) -> str | None:
     return by_platform.get(platform, "highest")
 
 
-def product(pattern: str, *arrays: ArrayLike, precision: Precision = None) -> jax.Array:
-    """`jnp.einsum` with the precision that all ops share: `precision_of`, or another one."""
+def product(
+    pattern: str,
+    *arrays: ArrayLike,
+    precision: Precision = None,
+    out: DTypeLike | None = None,
+) -> jax.Array:
+    """`jnp.einsum` with the precision that ops and networks share: `precision_of`, or another one.
+    out: type in which products are summed and returned; None: that of the arrays."""
     if precision is None:
         precision = precision_of(jnp.result_type(*arrays))
-    return jnp.einsum(pattern, *arrays, precision=precision)
+    return jnp.einsum(pattern, *arrays, precision=precision, preferred_element_type=out)
 
 
 def softmax_parts(x: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from numpy.typing import ArrayLike
 
+from ssl_jax.ops.numerics import product
 from ssl_jax.runtime import fit as fit_lib
 from ssl_jax.runtime import sharding
 from ssl_jax.scores import classification
@@ -231,9 +232,10 @@ def logits(params: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
     Scale and shift are folded into the kernel, so that the grid is one matrix product with the
     shared inputs."""
     if "scale" not in params:
-        return inputs @ params["kernel"] + params["bias"]
-    kernel = params["scale"][:, None] * params["kernel"]
-    return inputs @ kernel + (params["shift"] @ params["kernel"] + params["bias"])
+        return product("nd,dc->nc", inputs, params["kernel"]) + params["bias"]
+    kernel, shift = params["scale"][:, None] * params["kernel"], params["shift"]
+    bias = product("d,dc->c", shift, params["kernel"]) + params["bias"]
+    return product("nd,dc->nc", inputs, kernel) + bias
 
 
 def predict(params: Mapping[str, np.ndarray], inputs: ArrayLike) -> np.ndarray:

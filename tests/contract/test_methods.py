@@ -31,6 +31,24 @@ def test_one_trace_and_no_hidden_transfer(case):
     assert len(case.traces) == 1
 
 
+@on_devices
+def test_every_product_of_float32_states_its_precision(case):
+    """GPUs and TPUs would keep fewer bits, see `ops.numerics.precision_of`."""
+    program = case.step.trace(case.fresh, case.put(case.batches[0])).jaxpr
+    products = [one for one in equations(program.jaxpr) if one.primitive.name == "dot_general"]
+    of_float32 = [one for one in products if {x.aval.dtype.name for x in one.invars} == {"float32"}]
+    assert of_float32
+    assert not [str(one) for one in of_float32 if one.params["precision"] is None]
+
+
+def equations(jaxpr):
+    """Those of a program and of the programs in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
 @pytest.mark.parametrize("case", steps.cases(["dino"]), indirect=True)
 def test_a_method_has_one_process_for_its_tests(case, request):
     """Otherwise each process compiles the steps anew, and nothing else tells of it."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import ops
+from ssl_jax.ops import numerics
 
 
 class Level(NamedTuple):
@@ -40,7 +41,7 @@ class Level(NamedTuple):
         count = 2 * valid.sum()
         total = jnp.where(valid[..., None], embeddings, 0).sum(axis=(0, 1, 2))
         # Logits are linear in the embeddings: their mean is the logits of the mean embedding.
-        mean = total / jnp.maximum(1, count) @ self.teacher.astype(jnp.float32)
+        mean = _logits(total / jnp.maximum(1, count), self.teacher.astype(jnp.float32))
         return jnp.where(
             count > 0, ops.ema_center(self.center, mean, momentum=momentum), self.center
         )
@@ -49,4 +50,4 @@ class Level(NamedTuple):
 def _logits(embeddings, prototypes):
     """Logits, multiplied in the type of the prototypes and accumulated in float32."""
     embeddings = embeddings.astype(prototypes.dtype)
-    return jnp.matmul(embeddings, prototypes, preferred_element_type=jnp.float32)
+    return numerics.product("...d,dp->...p", embeddings, prototypes, out=jnp.float32)

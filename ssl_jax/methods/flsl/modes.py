@@ -8,6 +8,7 @@ import numpy as np
 
 from ssl_jax import ops
 from ssl_jax.methods import multicrop
+from ssl_jax.ops import numerics
 
 
 class Modes(NamedTuple):
@@ -64,7 +65,7 @@ def attention_meters(
     keys = {"sa": (student, tau_sa), "ca": (partner(teacher, student.shape[1]), tau_ca)}
     meters = {}
     for name, (tokens_met, tau) in keys.items():
-        scores = jnp.einsum("bvqd,bvnd->bvqn", tokens, tokens_met) * tau
+        scores = numerics.product("bvqd,bvnd->bvqn", tokens, tokens_met) * tau
         log_rows = jax.nn.log_softmax(jax.lax.stop_gradient(scores), axis=-1)
         meters[f"{name}_entropy"] = ops.entropy(log_probs=log_rows).mean(axis=(1, 2))
         meters[f"{name}_peak"] = jnp.exp(log_rows.max(axis=-1)).mean(axis=(1, 2))

@@ -156,7 +156,7 @@ def make(config: ConfigDict) -> base.Method:
         if o.masked_tokens is not None:
             alignment = ops.align_sets(o.masked_tokens, targets[:, None], **solver)
             metrics |= losses.match_meters(alignment)
-            if aligns and clusters:
+            if aligns:
                 views_of["align"] = (o.masked_token, alignment.index)
         token = cls = None
         if "token" in kinds:
@@ -189,7 +189,7 @@ def make(config: ConfigDict) -> base.Method:
         shown = {"tokens": tokens.queries}
         if "token_head" in params:
             rows = params["token_head"]["prototypes"]
-            scores = embed(params, tokens, "token") @ rows.T
+            scores = numerics.product("...e,ke->...k", embed(params, tokens, "token"), rows)
             shown["share"] = jax.nn.softmax(scores / c.temperature)
         if "factorise" in params:
             maps, grid = localize(params, tokens), features.patches.shape[1:3]

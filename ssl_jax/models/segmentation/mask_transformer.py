@@ -10,6 +10,7 @@ from flax import nnx
 from ssl_jax.models import heads, layers, stack
 from ssl_jax.models.segmentation import parts
 from ssl_jax.models.segmentation.batch_stats import Stateful, stateful
+from ssl_jax.ops import numerics
 
 _HEAD_WIDTH = 64  # channels of an attention head
 _EPS = 1e-5  # of LayerNorm
@@ -79,7 +80,10 @@ class _MaskTransformer(nnx.Module):
         tokens = jnp.broadcast_to(self.classes[...], (batch, count, channels))
         x = jnp.concatenate([x, tokens], axis=1)
         x = self.norm(stack.run(self.blocks, x))
-        patches = heads.l2_normalize(x[:, :-count] @ self.patch_projection[...])
-        tokens = heads.l2_normalize(x[:, -count:] @ self.class_projection[...])
-        masks = self.class_norm(jnp.einsum("bnd,bcd->bnc", patches, tokens))
+        pairs = ((x[:, :-count], self.patch_projection), (x[:, -count:], self.class_projection))
+        patches, tokens = (
+            heads.l2_normalize(numerics.product("bnd,de->bne", part, matrix[...]))
+            for part, matrix in pairs
+        )
+        masks = self.class_norm(numerics.product("bnd,bcd->bnc", patches, tokens))
         return parts.Logits(masks.reshape(batch, height, width, count))
