@@ -8,6 +8,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data import base, listing
+from ssl_jax.runtime import distributed
 
 
 class NonFinite:
@@ -22,11 +23,12 @@ class NonFinite:
             self._row = 0
             return
         self._row += 1
-        print(
-            f"  warning: skipped step {done}, whose loss or gradient is not finite"
-            f" ({int(metrics['nonfinite'])} skipped so far)",
-            flush=True,
-        )
+        if distributed.is_first():
+            print(
+                f"  warning: skipped step {done}, whose loss or gradient is not finite"
+                f" ({int(metrics['nonfinite'])} skipped so far)",
+                flush=True,
+            )
         if self._limit and self._row >= self._limit:
             raise InputError(
                 f"{self._row} consecutive steps up to step {done} had a non-finite loss or"

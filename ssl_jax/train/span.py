@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 _SECONDS = 1.0  # longest time of a span; a signal waits for its end
+_BYTES = 2**26  # of the batches that are stacked for a span, also for one of few steps
 
 
 def spanned(train_step: Callable, most: int) -> Callable:
@@ -38,6 +39,12 @@ def spanned(train_step: Callable, most: int) -> Callable:
         return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     return span
+
+
+def most_steps(batch: dict, most: int) -> int:
+    """The largest number of steps of a span with such batches, at most `most`."""
+    size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(batch))
+    return max(1, min(most, _BYTES // size))
 
 
 def stacked(batches: list[dict], most: int) -> dict:

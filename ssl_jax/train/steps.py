@@ -69,9 +69,6 @@ class Steps:
         )
         self._eval_every = run.config.evals.every_steps if evaluation.tasks else 0
         self._images = None if source is None else source.images
-        every = (run.config.log, run.config.checkpoint, run.config.evals)
-        self._most = 1 if source is None else run.config.log.every_steps
-        self._length = span.Length(self._most, self._total, [one.every_steps for one in every])
         # At most two spans that may still be running: last step, number of steps, metrics.
         self._in_flight: collections.deque[tuple[int, int, dict]] = collections.deque()
         self._refused: InputError | None = None  # the data error that ends the run
@@ -118,7 +115,12 @@ class Steps:
 
     def _compiled(self, batches: list[dict]) -> jax.stages.Compiled:
         """Compiles the program of a span of steps for batches of these shapes."""
-        run, console = self._run, self._console
+        run, console, c = self._run, self._console, self._run.config
+        self._most = 1
+        if self._images is not None:
+            self._most = span.most_steps(batches[0], min(c.log.every_steps, self._total))
+        looked_at = [one.every_steps for one in (c.log, c.checkpoint, c.evals)]
+        self._length = span.Length(self._most, self._total, looked_at)
         function = step.make_step(run.method, run.optimizer, run.config)
         if self._images is not None:
             function = span.spanned(function, self._most)

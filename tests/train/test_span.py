@@ -79,6 +79,13 @@ def test_a_span_ends_where_something_looks_and_after_a_second():
     assert length.after(0) == 4
 
 
+def test_a_span_stacks_few_batches_where_they_are_large():
+    """Every span is padded to this number of steps."""
+    batch = {"row": np.zeros(1024, np.int32), "boxes": np.zeros((1024, 63), np.float32)}
+    assert [span.most_steps(batch, most) for most in (20, 100_000)] == [20, 256]
+    assert span.most_steps({"images": np.zeros((2**27,), np.uint8)}, 20) == 1
+
+
 def test_images_that_do_not_fit(monkeypatch):
     from ssl_jax.train import memory
 
