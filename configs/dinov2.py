@@ -13,10 +13,11 @@ Expected number: `ssl-jax show --paper=dinov2`; only vitl16 has one.
 The fast setup: DINO's running means and one head for class token and patches; K 65536, tau_s .1,
 tau_t .04 -> .07, EMA .992 -> 1, weight decay .04 -> .4, drop-path .3, clip 3 per network, learning
 rate .9 times that of the next block and .2 of that for the patch embedding, masks of .1 to .5 of
-half of the views, crops .32-1 and eight of .05-.32. The authors count epochs of 1250 steps: 100 of
-them are 200 epochs of ImageNet at batch 2048, and all lengths are doubled here. Their learning rate
-is 4e-3 x sqrt(batch / 1024); ours grows linearly with the batch, so that `lr` is the one for 2048:
-set both `lr` and `base_batch` for another.
+half of the views, crops .32-1 and eight of .05-.32; blur with probability 0, .9 and .5 (their
+settings 1, .1, .5 reach the blur as 1 - p). The authors count epochs of 1250 steps: 100 of them are
+200 epochs of ImageNet at batch 2048, and all lengths are doubled here. Their learning rate is 4e-3
+x sqrt(batch / 1024); ours grows linearly with the batch, so that `lr` is the one for 2048: set both
+`lr` and `base_batch` for another.
 
 The released models (ViT-L/14): Sinkhorn-Knopp, two heads, K 131072, a bottleneck of 384 for the
 class token, EMA .994 -> 1, weight decay to .2, drop-path .4, local crops of 98 pixels. They were
@@ -45,7 +46,7 @@ def get_config(variant: str = "vitl16"):
     presets.imagenet(config, variant.replace("14", "16"))
     dinov2, views, model, optim = config.dinov2, config.views, config.model, config.optim
     views.mask, views.mask_ratio, views.mask_prob = "block", (0.1, 0.5), 0.5
-    views.mask_block = 4
+    views.mask_block, views.blur_prob = 4, (0.0, 0.9, 0.5)
     optim.clip_by = "global"
     views.global_scale, views.local_scale, views.local_count = (0.32, 1.0), (0.05, 0.32), 8
     model.layer_scale, model.remat, model.cls_std = 1e-5, "block", 1e-6

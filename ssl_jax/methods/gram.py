@@ -49,7 +49,8 @@ def defaults() -> dict:
         file=key(
             "",
             'weights of the frozen network at the start, in the form of init_from; "" = the run\'s'
-            " own teacher. Ignored when a run is resumed",
+            " own teacher. Not read again when a run is resumed",
+            path=True,
             acts="",
         ),
         first_update=key(
@@ -102,10 +103,12 @@ def check(config: ConfigDict) -> None:
             'gram.teacher is "ema", which has no file, no updates and no size of its own; set'
             ' gram.file="", gram.every=0 and gram.size=0, or gram.teacher="start"'
         )
-    if c.teacher == "start" and not (c.file or c.every or config.init_from):
+    untrained = c.teacher == "start" and not (c.file or config.init_from)
+    if untrained and not (c.every and any(c.rise)):
         raise InputError(
             'gram.teacher is "start", an untrained network; set gram.file or init_from to trained'
-            ' weights, gram.every to update it, or gram.teacher="ema"'
+            ' weights, gram.teacher="ema", or gram.every=K and gram.rise=(K, K), which replaces it'
+            " at step K before the term begins"
         )
     if c.size:
         check_multiple("gram.size", c.size, config.model.patch, "model.patch")

@@ -132,7 +132,7 @@ def test_a_map_is_reduced_as_torch_does():
 @pytest.mark.slow
 def test_what_the_gram_teacher_starts_from(tmp_path, capsys):
     """A file or the run's weights, in buffers of its own; never another run's Gram teacher."""
-    changes = {"model__depth": 1, "gram__weight": 1.0, "gram__every": 5}
+    changes = {"model__depth": 1, "gram__weight": 1.0, "gram__every": 5, "gram__rise": (5, 5)}
     first = loop.fresh_state(api.prepare(tiny.config("sop", seed=3, **changes)))
     assert tiny.identical(first.constants[FROZEN], first.teacher["backbone"])
     c = tiny.resolved(tiny.config("sop", seed=3, **changes))
