@@ -1,13 +1,14 @@
 """Base classes of all sources; `source` describes the protocol."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.values import check_range
 
 _NAMED = 5  # unreadable records in an error
 
@@ -118,6 +119,30 @@ class Wrapper(Source):
         return repr(self._source)
 
 
+def _is_names(value):
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+
+
+def _is_size(value):
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int) for x in value)
+
+
+# Attributes of somebody else's object that are called like facts and mean something else are not
+# used: `self.size = 224` is common.
+_USABLE: dict[str, Callable[[Any], bool]] = {
+    "size": _is_size,
+    "sequences": lambda value: isinstance(value, Mapping),
+    "annotations": lambda value: isinstance(value, str),
+    "place": lambda value: isinstance(value, str),
+    "left_out": lambda value: isinstance(value, str),
+    "class_names": _is_names,
+    "mask_names": _is_names,
+    "box_names": _is_names,
+    "unlabelled": _is_names,
+    "image_ids": _is_names,
+}
+
+
 class _Adopted(Wrapper):
     """An object of somebody else's, in which all but its length and its records may be missing."""
 
@@ -126,36 +151,43 @@ class _Adopted(Wrapper):
     def __init__(self, source: Any, title: str):
         self._source, self._title = source, title
         for fact in FACTS:
-            setattr(self, fact, getattr(source, fact, getattr(Source, fact)))
+            value = getattr(source, fact, None)
+            usable = value is not None and _USABLE.get(fact, lambda value: True)(value)
+            setattr(self, fact, value if usable else getattr(Source, fact))
+        for fact in ("class_names", "mask_names", "box_names"):
+            if (names := getattr(self, fact)) is not None:
+                setattr(self, fact, tuple(map(str, names)) or None)
 
-    def _method(self, name):
-        """The method of that name; None where the object has none."""
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        record = self._source[i]
+        if isinstance(record, Mapping) and isinstance(record.get("image"), np.ndarray):
+            check_range(record["image"], self.name(i))
+        return record
+
+    def _call(self, name, default, *arguments):
+        """What the method of that name returns; the default where the object has none."""
         method = getattr(self._source, name, None)
-        return method if callable(method) else None
+        return method(*arguments) if callable(method) else default
 
     def name(self, i: int) -> str:
-        name = self._method("name")
-        return f"{self._title}/{i}" if name is None else str(name(i))
+        return str(self._call("name", f"{self._title}/{i}", i))
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i."""
-        shape = self._method("shape")
-        return Source.shape(self, i) if shape is None else shape(i)
+        return self._call("shape", None, i) or Source.shape(self, i)
 
     def list_names(self) -> Sequence[str] | None:
         """See `Source.list_names`."""
-        names = self._method("list_names")
-        return None if names is None else list(names())
+        names = self._call("list_names", None)
+        return None if names is None else list(names)
 
     def names_digest(self) -> str:
         """See `Source.names_digest`."""
-        digest = self._method("names_digest")
-        return "" if digest is None else str(digest())
+        return str(self._call("names_digest", ""))
 
     def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
         """See `Source.fingerprint`."""
-        fingerprint = self._method("fingerprint")
-        return "" if fingerprint is None else str(fingerprint(indices))
+        return str(self._call("fingerprint", "", indices))
 
     @property
     def unresized(self) -> Source:

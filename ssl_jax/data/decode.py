@@ -111,8 +111,8 @@ def decode_mask(
     Returns:
       uint8 [H,W].
     Raises:
-      Unreadable: as `decode_turned`; also for a mask with more than one channel or with values that
-      are no integers from 0 to 255.
+      Unreadable: as `decode_turned`; also for a JPEG, a mask with more than one channel or with
+      values that are no integers from 0 to 255.
     """
     return _decode(data, name, functools.partial(_indices, turn=turn, shape=shape), max_pixels)
 
@@ -287,6 +287,8 @@ def _header(image):
 
 
 def _indices(image, turn, shape):
+    if image.format in ("JPEG", "MPO"):
+        raise ValueError("JPEG changes the numbers of a mask; save it as PNG")
     signed_bytes = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT) == (2,) and image.mode == "L"
     image, stated = upright(image)
     size = image.height, image.width

@@ -1,6 +1,5 @@
 """A folder of images as a source, with folders of masks and boxes next to it."""
 
-import copy
 import os
 import re
 from collections import Counter
@@ -77,7 +76,7 @@ class Folder(Files):
               have. "": masks are found automatically.
             mask_suffix: end of a mask's name after the stem of its image.
             boxes: folder of XML files (VOC, ILSVRC), likewise, or a COCO JSON file, in whose name
-              "{split}" stands for the split. "": none.
+              "{split}" stands for the split's folder. "": none.
             class_names: file with the class names of masks and of boxes in XML files (by default
               those of the labels, or all names in the files). The others: see `classes.of_masks`.
 
@@ -115,7 +114,8 @@ class Folder(Files):
         facts: dict[str, Any] = dict(labels=labels, class_names=label_names)
         if boxes:
             names = classes.given(section), label_names
-            facts["boxes"], facts["box_names"] = _boxes(root, boxes, split, paths, *names)
+            part = folder.name if listing.alike(split, [folder.name]) else split
+            facts["boxes"], facts["box_names"] = _boxes(root, boxes, part, paths, *names)
         if mask_folder is not None:
             facts |= classes.of_masks(section)
             facts["masks"] = mask_files(mask_folder, paths, mask_suffix)
@@ -127,13 +127,6 @@ class Folder(Files):
         if unused := _unused(root, folder, {masks, boxes}):
             left_out.append(f"the images of {listed(unused)} next to {folder}")
         self.left_out = "; ".join(left_out)
-
-    def images_alone(self) -> "Folder":
-        """The same images and labels without masks and boxes."""
-        other = copy.copy(self)
-        other._describe(labels=self._labels, class_names=self.class_names)
-        other._about = self._about[:3]  # folder, number of images, classes
-        return other
 
 
 def mask_files(folder: Path, paths: Sequence[str], suffix: str = "") -> list[str]:

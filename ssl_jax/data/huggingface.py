@@ -54,7 +54,10 @@ class HuggingFace(Stored):
         values = self._label_values()
         numbers, names = checked_labels(values, self.name, _class_names(schema, labels))
         given = classes.of_masks(section) if masks else {}
-        self._describe(labels=numbers, class_names=names, masks=masks is not None, **given)
+        chosen = bool(section["masks"])
+        self._describe(
+            labels=numbers, class_names=names, masks=masks is not None, chosen=chosen, **given
+        )
         self._about = [repr(str(section["dir"])), repr(split)]
         self._about += self._encoded(labels or "", masks or "")
 
@@ -81,9 +84,11 @@ class HuggingFace(Stored):
         # As texts, or they would be the numbers 0 and 1.
         return [str(value) if isinstance(value, bool) else value for value in values]
 
-    def _read(self, i: int, part: str) -> bytes:
+    def _read(self, i: int, part: str) -> bytes | None:
         table, row = self._where(i)
         value = self._tables[table][self._columns[part]][row].as_py()
+        if value is None and part == "mask":
+            return None
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, str):  # the image lies beside the table

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from ssl_jax.config import InputError, did_you_mean
 from ssl_jax.data import base, decode, kinds
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked
+from ssl_jax.data.values import check_range
 
 PREFIX = "python:"
 
@@ -63,16 +64,14 @@ class Called(base.Wrapper):
             raise InputError(f"data.kind: {kind} called with {given} returned no record")
         super().__init__(base.adopt(records, kind))
         self._given, self.channels = given, channels
-        names = self.class_names or getattr(records, "classes", None)
-        if isinstance(names, Mapping):
-            names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]
-        self.class_names = names
+        if self.class_names is None and (names := getattr(records, "classes", None)) is not None:
+            self.class_names = _class_names(kind, names)
         if self.num_classes is None and self.class_names:
             self.num_classes = len(self.class_names)
         targets = getattr(records, "targets", None)
         if self.num_classes is not None and targets is not None and len(targets) == len(records):
             missing = [i for i, label in enumerate(targets) if _is_none(label)]
-            self.unlabelled = self.unlabelled or missing
+            self.unlabelled = self.unlabelled if len(self.unlabelled) else missing
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
@@ -82,11 +81,12 @@ class Called(base.Wrapper):
                 image, label = record
                 record = {"image": image, "label": label}
             record = {**record, "image": _pixels(record["image"], self.channels)}
-        except Unreadable:
+        except (Unreadable, InputError):
             raise
         # Whatever their reader raises for a file that is broken or gone.
         except Exception as error:
             raise Unreadable(self.name(i), _described(error)) from error
+        check_range(record["image"], self.name(i))
         if self.num_classes is None:
             record.pop("label", None)
         elif "label" in record:
@@ -114,6 +114,18 @@ class Called(base.Wrapper):
     def __repr__(self):
         given = "".join(f", {name}={value!r}" for name, value in self._given.items())
         return f"Called({self._kind!r}{given}, images={len(self)}, classes={self.num_classes})"
+
+
+def _class_names(kind, names):
+    """Names in the order of their numbers, from a sequence or from {name: number}."""
+    if isinstance(names, Mapping):
+        names = sorted(names, key=names.__getitem__)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(
+            f"data.kind: the attribute `classes` of what {kind} returns is {names!r}; it must hold"
+            " the names of the classes, or {name: number}"
+        )
+    return tuple(map(str, names))
 
 
 def _is_none(label):

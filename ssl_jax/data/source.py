@@ -270,7 +270,7 @@ def make_source(
       split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split,
         a list of a known set; slices ("train[:10%]") are those of `subset.sliced`, of TFDS its own.
       list: instead of config["list"].
-      truth: False: leaves out a folder's masks and boxes, which training does not need.
+      truth: False: leaves out masks and boxes, which training does not need.
       bilinear: whether images are resized to `size` bilinearly instead of bicubically.
 
     Raises:
@@ -290,7 +290,7 @@ def make_source(
     is_slice = is_slice and kind.slices
     source = adopt(kind.open(c, name if is_slice else split), c["kind"])
     if isinstance(source, Stored):
-        source = _limited(source, c, truth)
+        _limit(source, c, truth)
     if is_slice:
         source = subset.sliced(source, split)
     if list:
@@ -304,16 +304,11 @@ def make_source(
     return Prepared(source, **how) if size or cache else source
 
 
-def _limited(source: Stored, c: Mapping[str, Any], truth: bool) -> Stored:
-    """The source with the limits of the section for decoding. Masks and boxes are of images as they
+def _limit(source: Stored, c: Mapping[str, Any], truth: bool) -> None:
+    """Sets the limits of the section for decoding. Masks and boxes are of images as they
     are stored, and so is a size that all images share."""
-    source = source if truth else source.images_alone()
+    if not truth:
+        source.leave_out_annotations()
     source.max_pixels = c["max_pixels"]
     if not (source.has_masks or source.has_boxes):
         source.short_side = 0 if source.size else c["decode_size"]
-    elif c["decode_size"] and not truth:
-        raise InputError(
-            f"data.decode_size={c['decode_size']} is for images without masks and boxes, not for"
-            f" {source}; set it to 0"
-        )
-    return source

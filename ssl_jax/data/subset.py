@@ -55,8 +55,7 @@ class Subset(base.Wrapper):
 
     def names_digest(self) -> str:
         """That of the source, and of the choice of records."""
-        inner = self._source.names_digest()
-        return inner and f"{inner}, {self._checksum}"
+        return f"{self._source.names_digest()}, {self._checksum}"
 
     def fingerprint(self, indices: Sequence[int] | np.ndarray) -> str:
         """That of these records of the source."""
@@ -67,49 +66,33 @@ class Subset(base.Wrapper):
 
 
 class Relabelled(Subset):
-    """All records of a source, with labels that are numbers of `names`, among them the names of its
-    classes."""
+    """All records of a source, with labels (or labels of boxes) that are numbers of `names`, among
+    them the names of its classes."""
 
-    def __init__(self, source: Any, names: Sequence[str]):
+    def __init__(self, source: Any, names: Sequence[str], boxes: bool = False):
         text = "\n".join(names).encode("utf-8", "surrogateescape")
-        super().__init__(source, range(len(source)), f"classes {zlib.crc32(text):08x}")
+        what = "classes of boxes" if boxes else "classes"
+        super().__init__(source, range(len(source)), f"{what} {zlib.crc32(text):08x}")
         number = {name: i for i, name in enumerate(names)}
-        self._number = [number[name] for name in class_names(source) or ()]
-        self.class_names, self.num_classes = tuple(names), len(names)
+        own = (box_names if boxes else class_names)(source) or ()
+        self._number = np.array([*(number[name] for name in own), -1], np.int32)  # -1 stays -1
+        self._names, self._boxes = tuple(names), boxes
+        if boxes:
+            self.box_names, self.num_box_classes = self._names, len(names)
+        else:
+            self.class_names, self.num_classes = self._names, len(names)
 
     def __getitem__(self, i):
         record = super().__getitem__(i)
-        label = record.get("label", -1)
-        return record if label < 0 else {**record, "label": self._number[label]}
+        fields = ("box_labels", "crowd_labels") if self._boxes else ("label",)
+        new = {key: self._number[np.asarray(record[key], int)] for key in fields if key in record}
+        return record | new
 
     @property
     def unresized(self) -> base.Source:
         """See `Source.unresized`."""
         inner = self._source.unresized
-        return self if inner is self._source else Relabelled(inner, self.class_names or ())
-
-
-class RelabelledBoxes(Subset):
-    """All records of a source, whose boxes have labels that are numbers of `names`, among them the
-    names of its classes of boxes."""
-
-    def __init__(self, source: Any, names: Sequence[str]):
-        text = "\n".join(names).encode("utf-8", "surrogateescape")
-        super().__init__(source, range(len(source)), f"classes of boxes {zlib.crc32(text):08x}")
-        number = {name: i for i, name in enumerate(names)}
-        self._number = np.array([number[name] for name in source.box_names], np.int32)
-        self.box_names, self.num_box_classes = tuple(names), len(names)
-
-    def __getitem__(self, i):
-        record = super().__getitem__(i)
-        labels = (name for name in ("box_labels", "crowd_labels") if name in record)
-        return record | {name: self._number[np.asarray(record[name], int)] for name in labels}
-
-    @property
-    def unresized(self) -> base.Source:
-        """See `Source.unresized`."""
-        inner = self._source.unresized
-        return self if inner is self._source else RelabelledBoxes(inner, self.box_names or ())
+        return self if inner is self._source else Relabelled(inner, self._names, self._boxes)
 
 
 def boxes_like(source: Any, other: Any) -> Any:
@@ -119,7 +102,7 @@ def boxes_like(source: Any, other: Any) -> Any:
     own = box_names(source)
     if not own or not names or own == names or not set(own) <= set(names):
         return source
-    return RelabelledBoxes(source, names)
+    return Relabelled(source, names, boxes=True)
 
 
 def box_names(source: Any) -> tuple[str, ...] | None:

@@ -105,7 +105,7 @@ class Tfds(Stored):
         return None if self.num_classes is None else read("label")
 
     def _objects(self, i, read, shape, turn):
-        if self._sequence is None:
+        if not self.has_boxes:
             return None
         objects = read(self._sequence)
         # Without TensorFlow a sequence comes as a list, flat if it is empty or of one box.
@@ -215,7 +215,17 @@ def _open_tfds(section, split):
     name, folder = section["name"], _folder(section["dir"])
     info = _existing(name, folder)
     features = info.features
-    columns = named(section, dict(images=IMAGES, masks=MASKS), list(features), name)
+    images = [key for key in features if isinstance(features[key], tfds.features.Image)]
+    usual = dict(images=IMAGES, masks=MASKS)
+    usual = {key: [name for name in names if name in images] for key, names in usual.items()}
+    columns = named(section, usual, list(features), name)
+    for key, column in columns.items():
+        if column and (column not in images or features[column].np_dtype == np.float32):
+            raise InputError(
+                f"data.{key}: {column} of {name} is {features[column]}; only images"
+                " (tfds.features.Image) of 8 or 16 bits are read. A function of yours can read it:"
+                " data.kind=python:module.function"
+            )
     try:
         count = info.splits[split].num_examples
     except (ValueError, KeyError, AssertionError) as error:
@@ -225,7 +235,6 @@ def _open_tfds(section, split):
         ) from error
     if not count:
         raise InputError(f"data.split: {split!r} of {name} holds no records")
-    images = [key for key in features if isinstance(features[key], tfds.features.Image)]
     decoders = {key: tfds.decode.SkipDecoding() for key in images}
     try:
         records = tfds.data_source(

@@ -1,22 +1,27 @@
 """Opens the sources of evaluations, and refuses those that lack what an evaluation needs."""
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, flatten
 from ssl_jax.data import base, kinds
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import listed
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.reduced import Reduced
 from ssl_jax.data.source import EMBEDDED, has, make_source
 from ssl_jax.data.subset import box_names, boxes_like, class_names, numbered_alike, split_name
 from ssl_jax.evals import registry, section
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.features.monitored import Monitored, sample_records
 from ssl_jax.runtime import distributed
 
 _CACHE_BYTES = 2**30  # of decoded images per source
+_FEW = 1000  # records of which masks are looked at before anything is trained
 
 
 def images_of_section(config: ConfigDict) -> tuple:
@@ -48,7 +53,20 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
         _warn_of_overlap(name, c, config.seed, *result[name])
     for source in stored:
         source.look(config.seed)
+    for name, c in section.selected(config, tasks).items():
+        train = result[name][0]
+        records = sample_records(train, c.train_examples, config.seed)
+        if registry.get(c.type).needs == "masks" and len(records) <= _FEW:
+            check_classes(c.type, train, _masks(train, records), "masks")
     return result
+
+
+def _masks(source: Monitored, records: np.ndarray) -> Iterator[np.ndarray]:
+    """The masks of the readable records."""
+    for i in records.tolist():
+        with contextlib.suppress(Unreadable):
+            if (mask := source[i].get("mask")) is not None:
+                yield mask
 
 
 def _pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]:
@@ -74,8 +92,11 @@ def _pair(name: str, c: ConfigDict, config: ConfigDict) -> tuple[Monitored, ...]
         key = rf"(?<![\w./])data\.(?=(?:{'|'.join(data)})\b)"
         raise InputError(re.sub(key, f"evals.{name}.data.", str(error))) from error
     share = config.data.max_unreadable
-    pair = ((train, c.train_examples), (test, c.test_examples))
-    return tuple(Monitored(part, count, share=share) for part, count in pair)
+    drawn = (
+        (part, len(sample_records(part, count, config.seed)))
+        for part, count in ((train, c.train_examples), (test, c.test_examples))
+    )
+    return tuple(Monitored(part, count, share=share) for part, count in drawn)
 
 
 def _cached(source, examples: int):

@@ -111,6 +111,7 @@ def extract(
             batch_size=batch_size,
             crop=crop,
             multiple=multiple,
+            masks=patches,
             folder=folder,
         )
         if not alone:

@@ -39,8 +39,8 @@ class Monitored(base.Wrapper):
     more than `share` of the examples are unreadable, because scores of the others would not be
     scores of the set.
 
-    examples: number of records an evaluation reads; 0 = all. share: largest unreadable part of
-    them, as in training (data.max_unreadable). reasons: {record: why it cannot be read} so far.
+    examples: number of records that are read; 0 = all. share: largest unreadable part of them, as
+    in training (data.max_unreadable). reasons: {record: why it cannot be read} so far.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Monitored(base.Wrapper):
         super().__init__(source)
         self._lock, self._share = threading.Lock(), share
         self._reasons = {} if reasons is None else reasons
-        self._examples = min(examples or len(self), len(self) - len(self.unlabelled))
+        self._examples = min(examples or len(self), len(self))
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         try:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from ssl_jax.config import field
+from ssl_jax.data import decode
 from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.views import boxes
 
@@ -125,7 +125,8 @@ def _box(rng, size, side):
 def _resized(rng, image, mask, settings):
     """torchvision's RandomResizedCrop with antialiased bicubic pixels and nearest labels."""
     y, x, height, width = boxes.random_resized_crop(rng, *mask.shape, scale=settings.scale)
-    return resample(image, mask, (settings.side,) * 2, (x, y, x + width, y + height))
+    size, box = (settings.side, settings.side), (x, y, x + width, y + height)
+    return decode.resize(image, size, box), decode.resize(mask, size, box)
 
 
 def distort(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
@@ -176,22 +177,6 @@ def resize(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
         return image
     how = cv2.INTER_LINEAR if image.ndim == 3 else cv2.INTER_NEAREST
     return cv2.resize(image, (size[1], size[0]), interpolation=how)
-
-
-def resample(
-    image: np.ndarray,
-    mask: np.ndarray,
-    size: tuple[int, int],
-    box: tuple[float, float, float, float] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Resizes a box (left, top, right, bottom) or the whole to (height, width), the image by
-    antialiased bicubic interpolation, the mask by nearest neighbour (Pillow)."""
-    kinds = Image.Resampling.BICUBIC, Image.Resampling.NEAREST
-    image, mask = (
-        np.asarray(Image.fromarray(array).resize(size[::-1], kind, box=box))
-        for array, kind in zip((image, mask), kinds)
-    )
-    return image, mask
 
 
 def pad(image: np.ndarray, mask: np.ndarray, size: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

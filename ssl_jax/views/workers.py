@@ -44,7 +44,8 @@ class Ahead:
 
     def take(self, count: int) -> list[Any]:
         """The next `count` elements, pytrees of arrays. StopIteration where fewer are left; raises
-        what making one raised; InputError when workers die again and again.
+        what making one raised; InputError when workers die again and again, or where the sequence
+        cannot be sent to them.
         """
         for deaths in itertools.count(1):
             if self._iterator is None:
@@ -62,6 +63,13 @@ class Ahead:
                     ) from error
                 self._begin_again(_how(int(died[1])), deaths, count)
                 continue
+            except Exception as error:  # of any class, with a note of grain's
+                if not any("be pickled" in note for note in getattr(error, "__notes__", ())):
+                    raise
+                raise InputError(
+                    f"data.workers={self._workers}: the data set cannot be sent to worker processes"
+                    f" ({error}); let its __getitem__ open files, or set data.workers=0"
+                ) from error
             self._next += count
             if deaths == _DEATHS:  # the last try made no more than these
                 self.close()

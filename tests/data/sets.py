@@ -34,7 +34,7 @@ class Case:
 class Pairs:
     """As torchvision's data sets."""
 
-    classes = ["oak", "ash", "elm"]
+    classes = ("oak", "ash", "elm")
 
     def __init__(self, count, broken=False):
         self.count, self.broken = count, broken

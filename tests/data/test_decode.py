@@ -160,6 +160,8 @@ def test_a_mask_keeps_class_numbers():
     for stored in (classes, palette(classes, colours), classes.astype(np.uint16)):
         np.testing.assert_array_equal(decode_mask(encoded(stored)), classes)
     np.testing.assert_array_equal(decode_mask(tiff(classes.astype(np.float32), **GRAY)), classes)
+    with pytest.raises(Unreadable, match="JPEG"):
+        decode_mask(encoded(classes, "JPEG"))
     for wrong in (np.full((2, 3), 2.5, np.float32), np.full((2, 3), -2, np.int8)):
         with pytest.raises(Unreadable, match=str(wrong[0, 0])):
             decode_mask(tiff(wrong, **GRAY))

@@ -117,8 +117,10 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     write(tmp_path, {"elsewhere/1.png": 0, "root/a/2.png": 1})
     (tmp_path / "root" / "b").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "root" / "a" / "loop").symlink_to(tmp_path / "root")
-    names = files(Folder(tmp_path / "root"), tmp_path / "root")
+    folder = Folder(tmp_path / "root")
+    names = files(folder, tmp_path / "root")
     assert sorted(map(os.path.basename, names)) == ["1.png", "2.png"]
+    assert folder.left_out.startswith("1 links")
 
 
 def test_names_that_are_no_utf8(tmp_path):
@@ -263,6 +265,10 @@ def test_boxes_in_a_coco_file(tmp_path):
     write(tmp_path, {"train/d.jpg": 0})
     with pytest.raises(InputError, match="1 of 4 .*d.jpg"):
         Folder(tmp_path, section=dict(boxes="instances_{split}.json"))
+    (tmp_path / "train" / "d.jpg").unlink()
+    (tmp_path / "train").rename(tmp_path / "train2017")
+    (tmp_path / "instances_train.json").rename(tmp_path / "instances_train2017.json")
+    assert Folder(tmp_path, section=dict(boxes="instances_{split}.json")).has_boxes
 
 
 def test_boxes_of_equal_stems(tmp_path):

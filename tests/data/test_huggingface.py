@@ -58,6 +58,25 @@ def test_columns_by_name_and_hidden_labels(tmp_path):
     assert [record["label"] for record in opened(tmp_path / "b")] == [1, 0, 1]
 
 
+@pytest.mark.parametrize("values", [["a cat"] * 3, [{"cat": 1}] * 3, [[1, 2]] * 3])
+def test_a_column_that_is_called_as_masks_are(values, tmp_path):
+    parquet(tmp_path / "train.parquet", range(3), annotation=values)
+    images = opened(tmp_path)
+    assert not images.has_masks and "mask" in images.left_out and images[0].keys() >= {"image"}
+    with pytest.raises(InputError, match="data.masks"):
+        opened(tmp_path, masks="annotation")
+
+
+def test_images_without_a_mask(tmp_path):
+    """As MVTec AD: good images have none."""
+    some = [None, *table(range(1, 3))["annotation"].to_pylist()]
+    parquet(tmp_path / "train.parquet", range(3), annotation=some)
+    images = opened(tmp_path)
+    assert images.has_masks and "mask" not in images[0]
+    np.testing.assert_array_equal(images[1]["mask"], TRUTH[1])
+    assert "mask" not in make_source(dict(kind="huggingface", dir=str(tmp_path)), truth=False)[1]
+
+
 @pytest.mark.parametrize(
     "values, labels",
     [

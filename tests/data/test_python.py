@@ -8,6 +8,7 @@ from PIL import Image
 from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.config import InputError
+from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.source import make_source
 from tests.data.records import IMAGES, MASKS
@@ -63,12 +64,43 @@ def test_records_and_what_they_say_of_themselves(monkeypatch):
             made(name)[0]
 
 
+@pytest.mark.parametrize(
+    "attributes, names",
+    [
+        (dict(classes=np.array(["a", "b"])), ("a", "b")),
+        (dict(class_names=np.array([3, 4])), ("3", "4")),
+        (dict(classes=[("tench", "Tinca"), ("shark",)]), ("('tench', 'Tinca')", "('shark',)")),
+        (dict(classes=("a", "b"), size=224, sequences=3, unlabelled=np.array([0])), ("a", "b")),
+    ],
+)
+def test_attributes_of_other_types_are_no_facts(attributes, names, monkeypatch):
+    kind = type("Labelled", (list,), attributes)
+    monkeypatch.setitem(globals(), "of_kind", lambda: kind([(IMAGES[0], 1), (IMAGES[1], 0)]))
+    records = made("of_kind")
+    assert records.class_names == names and records.num_classes == 2
+    assert records.size is None and records.sequences is None and records[0]["label"] == 1
+    if attributes.get("classes") is not None:
+        kind.classes = 10
+        with pytest.raises(InputError, match="data.kind: .*classes.*10"):
+            made("of_kind")
+
+
+def test_floats_that_are_not_in_0_1_are_refused(monkeypatch):
+    image = 255 * np.ones((8, 8, 3), np.float32)
+    for record in ((image, 0), {"image": image}):
+        monkeypatch.setitem(globals(), "of_range", lambda record=record: [record])
+        with pytest.raises(InputError, match="255"):
+            made("of_range", size=4)[0]
+    with pytest.raises(InputError, match="255"):
+        base.adopt([record])[0]
+
+
 def test_labels_are_whole_numbers_below_that_of_classes(monkeypatch):
     labels = [1.0, -1, None, 2, 0.5, "b"]
     labelled = type("Labelled", (list,), dict(classes={"b": 1, "a": 0}))
     monkeypatch.setitem(globals(), "of_labels", lambda: labelled((IMAGES[0], x) for x in labels))
     records = made("of_labels")
-    assert records.class_names == ["a", "b"]
+    assert records.class_names == ("a", "b")
     assert [records[i]["label"] for i in range(3)] == [1, -1, -1] and records.unlabelled == ()
     labelled.targets = [1, -1, None, 1, [0, 1], "b"]
     assert made("of_labels").unlabelled == [1, 2]

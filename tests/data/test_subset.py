@@ -6,7 +6,7 @@ import pytest
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
-from ssl_jax.data.subset import boxes_like, sliced
+from ssl_jax.data.subset import Subset, boxes_like, sliced
 from tests.data.records import IMAGES, same_record, save
 
 
@@ -68,6 +68,12 @@ def test_classes_of_boxes_are_numbered_as_in_another_part():
     assert same[0]["crowd_labels"].tolist() == [2]
     other = source(("cat", "car"), 0)
     assert boxes_like(other, ours) is other
+
+
+def test_other_records_of_a_set_without_names_have_another_digest():
+    records = ArraySource(IMAGES)
+    digests = {Subset(records, rows).names_digest() for rows in ([0, 1], [0, 2], [1, 0])}
+    assert records.names_digest() == "" and len(digests) == 3
 
 
 def test_names_must_be_unique(images):

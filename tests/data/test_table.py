@@ -68,6 +68,14 @@ def test_files_as_systems_write_them(folder):
     assert len(make_source(dict(kind="csv", dir=str(folder / "both")), split="val")) == 1
 
 
+def test_a_column_that_is_called_as_masks_are(folder):
+    text = "path,annotation\njpg/0.png,a cat\n"
+    images = opened(folder, text)
+    assert not images.has_masks and "a cat" in images.left_out
+    with pytest.raises(InputError, match="data.masks: .*a cat"):
+        opened(folder, text, masks="annotation")
+
+
 @pytest.mark.parametrize(
     "text, named",
     [

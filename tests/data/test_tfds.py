@@ -1,5 +1,6 @@
 """tfds.py: sets written here without TensorFlow, read without it."""
 
+import json
 import re
 import subprocess
 import sys
@@ -22,6 +23,29 @@ def test_bare_images_whose_declared_size_is_wrong(tmp_path):
     images = make_source(written(tmp_path, label=False, mask=False, size=16))
     assert images.num_classes is None and not images.has_masks and images.size is None
     same_record(images[2], {"image": IMAGES[2]})
+
+
+@pytest.mark.parametrize("key, feature", [("images", "image"), ("masks", "segmentation_mask")])
+@pytest.mark.parametrize("to", ["tensor", "float32"])
+def test_features_that_are_no_images(key, feature, to, tmp_path):
+    """Numbers outside 0..255 would wrap; an image of floats is stored as other bytes."""
+    config = written(tmp_path)
+    file = tmp_path / "shapes" / "1.0.0" / "features.json"
+    features = json.loads(file.read_text())
+    entry = features["featuresDict"]["features"][feature]
+    entry["image"]["dtype"] = "float32"
+    entry["image"]["shape"]["dimensions"][-1] = "1"
+    if to == "tensor":
+        tensor = {"dtype": "float32", "encoding": "none", "shape": entry.pop("image")["shape"]}
+        entry |= {"tensor": tensor}
+        entry["pythonClassName"] = entry["pythonClassName"].replace(
+            "image_feature.Image", "tensor_feature.Tensor"
+        )
+    file.write_text(json.dumps(features))
+    if (key, to) == ("masks", "tensor"):  # what only is called so is not used
+        assert not make_source(config).has_masks
+    with pytest.raises(InputError, match=f"data.{key}: .*{feature}"):
+        make_source({**config, key: feature})
 
 
 def test_slices_and_other_splits(tmp_path):

@@ -67,6 +67,14 @@ def test_image_and_mask_are_cut_alike_around_the_centre():
     np.testing.assert_allclose(cropped.patches, expected, rtol=1e-6)
 
 
+def test_masks_are_no_part_of_image_vectors():
+    """So some images may have none."""
+    masks = [np.zeros((8, 8), np.uint8), None]
+    source = fakes.Source(fakes.images(2), masks=masks)
+    fn, _ = fakes.counted_features()
+    assert extract.extract(fn, source, batch_size=2).masks is None
+
+
 def _mixed(height, width, **options):
     """Two images of 8 x 8 and one of another size."""
     return fakes.Source([*fakes.images(2), fakes.images(1, height, width)[0]], **options)

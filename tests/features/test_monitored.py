@@ -35,6 +35,13 @@ def test_one_in_a_hundred_is_told_once_and_the_second_is_refused(capsys):
     assert many.readable() == 98
 
 
+def test_unlabelled_records_count_where_they_are_read():
+    labels = np.where(np.arange(200) < 2, 0, -1)
+    inner = fakes.Source(fakes.images(200), labels=labels, broken=(7,))
+    inner.unlabelled = np.flatnonzero(labels < 0)
+    read(Monitored(inner), 7)  # one of 200, not of 2
+
+
 def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
     stored = fakes.Source(fakes.images(200), broken=(3, 4, 5))
     source = Monitored(Prepared(stored, size=4))

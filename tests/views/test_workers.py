@@ -1,5 +1,7 @@
 """workers.py: elements in order whatever dies; tests/process/test_workers.py kills real ones."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,13 @@ def test_a_worker_that_dies_again_and_again_ends_it(code, name, dying):
     dying(5, 9, 12, 16, None, code=code)  # each time something was taken in between
     ahead = Ahead(NUMBERS, 3, 1)
     assert len([ahead.take(4) for _ in range(4)]) == 4
+
+
+def test_a_sequence_that_cannot_be_pickled_is_named():
+    ahead = Ahead([threading.Lock()], 0, 1)
+    with pytest.raises(InputError, match="data.workers=1: .*lock"):
+        ahead.take(1)
+    ahead.close()
 
 
 def test_other_errors_arrive_unchanged(dying, monkeypatch):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ssl_jax.data import decode
 from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
 from ssl_jax.features import windows
 from ssl_jax.scores.windows import starts
@@ -32,8 +33,9 @@ def cut(
     if settings.test == "center":
         # The shorter side becomes `short`, by antialiased bicubic interpolation.
         height, width = (max(side, n) for n in masked.fitted(height, width, settings.short, 0))
-        image, mask = masked.resample(image, mask, (height, width))
-        image, mask = centre(image, side), centre(mask, side)
+        image, mask = (
+            centre(decode.resize(array, (height, width)), side) for array in (image, mask)
+        )
         return Windows(image[None], [(0, 0)], (side, side)), image, mask
     size = masked.fitted(height, width, settings.short, settings.long)
     if settings.test == "whole":
