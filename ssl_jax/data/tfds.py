@@ -216,8 +216,10 @@ def _open_tfds(section, split):
     info = _existing(name, folder)
     features = info.features
     images = [key for key in features if isinstance(features[key], tfds.features.Image)]
-    usual = dict(images=IMAGES, masks=MASKS)
-    usual = {key: [name for name in names if name in images] for key, names in usual.items()}
+    usual = {
+        key: [name for name in names if name in images]
+        for key, names in {"images": IMAGES, "masks": MASKS}.items()
+    }
     columns = named(section, usual, list(features), name)
     for key, column in columns.items():
         if column and (column not in images or features[column].np_dtype == np.float32):
