@@ -2,6 +2,7 @@
 registered."""
 
 import dataclasses
+import itertools
 import json
 
 import chex
@@ -213,12 +214,28 @@ def test_labels_and_masks_of_one_class_are_refused(type, network, config):
         assert f"evals.{type}.data.class_map={{0:0,255:1}}" in str(raised.value)
 
 
+def test_masks_of_one_class_are_refused_where_sets_are_opened(tmp_path):
+    """So before a run that is scored at its end trains."""
+    for part, i in itertools.product(("train", "val"), range(2)):
+        save(tmp_path / "images" / part / f"{i}.png", np.zeros((16, 16, 3), np.uint8))
+        save(
+            tmp_path / "masks" / part / f"{i}.png", np.uint8([[0, 255]]).repeat(8, 1).repeat(16, 0)
+        )
+    c = settings.base_config("dino")
+    images = dict(kind="folder", dir=str(tmp_path), split="train", test_split="val", size=16)
+    evals.add(c, "dense", data=images)
+    with pytest.raises(InputError, match="class_map={0:0,255:1}"):
+        evals.sources(c)
+    c.evals.dense.data.class_map = ((0, 0), (255, 1))
+    assert len(evals.sources(c)["dense"][0]) == 2
+
+
 @pytest.mark.parametrize("type", [t for t in evals.TYPES if evals.TYPES[t].one_size])
 def test_types_that_compare_positions_want_images_of_one_size(type, tmp_path):
     for part, sizes in (("train", (16, 16, 24)), ("val", (16, 24))):
         for i, size in enumerate(sizes):
             save(tmp_path / "images" / part / f"{i}.png", np.zeros((size, 16, 3), np.uint8))
-            save(tmp_path / "masks" / part / f"{i}.png", np.zeros((size, 16), np.uint8))
+            save(tmp_path / "masks" / part / f"{i}.png", np.eye(size, 16, dtype=np.uint8))
     c = settings.base_config("dino")
     images = dict(kind="folder", dir=str(tmp_path), split="train", test_split="val", size=0)
     evals.add(c, type, data=images)
