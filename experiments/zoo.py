@@ -17,7 +17,7 @@ import ssl_jax
 from experiments import runs, tables
 from experiments.tables import ROOT
 from ssl_jax import config as config_lib
-from ssl_jax import evals
+from ssl_jax import evals, settings
 from ssl_jax.convert import own
 from ssl_jax.data import source
 from ssl_jax.methods.encoder import Encoder
@@ -60,11 +60,11 @@ def keep(file: Path, folder: Path, command: str = "") -> Path:
 
 
 def without_places(config) -> ConfigDict:
-    """The config without folders of the machine that trained it."""
+    """The config without files and folders of the machine that trained it."""
     config = ConfigDict(config.to_dict())
-    for key in config_lib.flatten(config):
-        if key.split(".")[-2:] == ["data", "dir"] or key == "init_from":
-            config.update_from_flattened_dict({key: ""})
+    declared = settings.keys(config.method) | evals.keys(config)
+    paths = {name for name, key in declared.items() if key.path} | {"init_from"}
+    config.update_from_flattened_dict(dict.fromkeys(paths & config_lib.flatten(config).keys(), ""))
     return config
 
 

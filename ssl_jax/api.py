@@ -44,6 +44,7 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
 
 def _prepared(config: ConfigDict, records: Any, given: Collection[str]) -> setup.Run:
     """`prepare`, of a config whose section `model` is final."""
+    methods.import_modules(config.get("imports", ()))
     definition = methods.get(config.method)
     settings.validate(config, num_devices=jax.device_count())
     definition.check(config)
@@ -78,7 +79,8 @@ def train(
     checkpoint or disk that cannot work; nothing is written before those checks.
     """
     workers.end_in_worker()
-    before = extension.recorded(Path(workdir))
+    workdir = config_lib.absolute(workdir)
+    before = extension.recorded(workdir) if extension.saved_steps(workdir) else None
     config = start.shaped(config, None if before is None else before.model)
     config = extension.planned(config, workdir, extend)
     run = _prepared(config, records, given)._replace(traced=steps)
@@ -99,7 +101,8 @@ def load(
         `export` writes.
       family: of published weights whose names several families share: "dino", "mae" or "timm", with
         LayerScale "dinov2" or "timm".
-      heads: attention heads of published weights; None: as in published networks of this width.
+      heads: attention heads of published weights; None: as its config.json says, or as in published
+        networks of this width.
       trust: import the modules that the network's config names (a method from outside the package),
         which runs their code. Modules that are already imported need no trust.
 
@@ -107,10 +110,15 @@ def load(
       An Encoder with the teacher's weights if there is a teacher, else the student's.
 
     Raises:
-      InputError: no network at `path`, damaged or unknown weights, or modules that need trust.
+      InputError: no network at `path`, damaged or unknown weights, modules that need trust, or
+        family or heads for a network of this package, whose config states them.
     """
     place = places.find(path)
-    if network := place.saved():
+    network = place.saved()
+    if (family or heads) and (network or place.is_run):
+        given = f"family={family}" if family else f"heads={heads}"
+        raise InputError(f"{path} is a network of this package and needs no {given}; leave it out")
+    if network:
         return _restored(network, place.path, trust)
     if not place.is_run:
         shape, params, report = convert.load_vit(place.path, family=family, heads=heads)
@@ -118,7 +126,7 @@ def load(
         name = f"{known.method} as {report.title}" if known.method else report.title
         unused = (f"not used: {brief(report.left)}",) if report.left else ()
         notes = (*unused, *report.notes)
-        return encoder.published(shape, jax.tree.map(jnp.asarray, params), name, known.image, notes)
+        return _published(place.path, shape, params, name, known.image, notes)
     config = saved_config(place.path, trust)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
@@ -163,7 +171,8 @@ def embed(
       out: a .npz or .parquet file, which is written in parts and may be larger than memory; the
         same call resumes an interrupted one. None: everything is returned.
       size: pixels of the shorter side, before a square centre crop; 0: as stored, cropped to
-        multiples of the patch. None: as in training, for a folder or a mapping, else 0.
+        multiples of the patch. None: `size` of a mapping; else, for a folder or a mapping, as in
+        training; else 0.
       trust: see `load`.
       tokens: some of "image" (the method's image vector), "cls", "mean" (of the patch tokens),
         "patches" and "sparse" (STELLAR's tokens); default ("image",).
@@ -190,12 +199,13 @@ def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes:
     """Writes a network to one file, from which `load` restores an equal Encoder.
 
     Args:
-      path: ends in .safetensors or .npz.
-      dtype: of the stored weights; "bfloat16" halves a .safetensors file and changes features by
-        about 1 %.
+      path: ends in .safetensors or .npz; missing folders are made. An earlier file stays until the
+        new one is complete.
+      dtype: of the stored weights: "float32", "float16", or "bfloat16", which halves a .safetensors
+        file and changes features by about 1 %.
       notes: further information for users, as JSON: scores, command, licence.
 
-    Raises InputError for another name.
+    Raises InputError for another name or dtype, and for a file of another origin.
     """
     notes, params = {"step": encoder.step, **notes}, encoder.params
     if _is_published(encoder.config):  # no config says what the image is
@@ -216,10 +226,12 @@ def export(
     """Writes a network for other libraries: a folder with weights under their names, config.json
     and README.md; one file under our names; or a program that runs without this package.
 
-    `load` restores an equal network from all of them except programs.
+    `load` restores the encoder, with the same image vector where that is an average of tokens, from
+    all of them except programs and adapters.
 
     Args:
-      path: a folder for "timm" and "hf", else a file.
+      path: a folder for "timm" and "hf", else a file; missing folders are made. An earlier export
+        is replaced, but for a README.md that somebody changed.
       to: "timm" (`timm.create_model("local-dir:FOLDER", pretrained=True)`), "hf"
         (`transformers.AutoModel.from_pretrained(FOLDER)`), "safetensors", "npz", "stablehlo"
         (`jax.export`, for CPUs, CUDA and TPUs) or "onnx".
@@ -229,8 +241,9 @@ def export(
         started from. Only for to="hf" and a run with `model.lora`.
 
     Returns:
-      Remarks, one sentence each: where the library computes something else, and which parts are
-      missing; for a program its inputs, outputs and the largest difference to this network.
+      Remarks, one sentence each: where the library computes something else, which parts are
+      missing, and whether a README.md was left; for a program its inputs, outputs and the largest
+      difference to this network.
 
     Raises:
       InputError: an unknown kind; a folder or file that `export` did not write; a network that the
@@ -274,10 +287,18 @@ def _restored(network: own.Saved, file: Path, trust: bool) -> Encoder:
     if _is_published(stored):
         try:
             shape = zoo.vit_config({"size": "custom", **stored.model})
-            return encoder.published(shape, params["backbone"], stored.method, image)
+            return _published(file, shape, params["backbone"], stored.method, image)
         except (TypeError, KeyError, AttributeError) as error:
             raise InputError(f"{file}: its config or weights lack {error}") from error
     return Encoder(_completed(network.config, trust), params, constants, network.notes.get("step"))
+
+
+def _published(file: Path, shape, params, *facts) -> Encoder:
+    """`encoder.published`; errors name the file."""
+    try:
+        return encoder.published(shape, jax.tree.map(jnp.asarray, params), *facts)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
 
 
 def _is_published(config: FrozenConfigDict) -> bool:

@@ -122,7 +122,7 @@ def test_a_method_from_outside_trains_resumes_evaluates_and_loads(tmp_path, monk
 
 @pytest.mark.parametrize("name", ["network.safetensors", "network.npz"])
 def test_a_saved_network_is_loaded_as_it_was(saved, tmp_path, name):
-    encoder, file = ssl_jax.load(saved[0]), tmp_path / name
+    encoder, file = ssl_jax.load(saved[0]), tmp_path / "new" / name
     ssl_jax.save(encoder, file, scores={"knn": 71.5})
     again = ssl_jax.load(file)
     assert again.config == encoder.config and again.step == encoder.step == 7
@@ -220,9 +220,17 @@ def test_constants_are_saved_too(tmp_path):
     encoder = Encoder(run.config, params, constants)
     ssl_jax.save(encoder, tmp_path / "a.safetensors")
     assert tiny.identical(ssl_jax.load(tmp_path / "a.safetensors").constants, constants)
-    for name, dtype in (("a.pth", "float32"), ("a.npz", "bfloat16")):  # which cannot hold it
-        with pytest.raises(InputError, match=r"\.npz"):
+    for name, dtype, named in (
+        ("a.pth", "float32", r"\.npz"),
+        ("a.npz", "bfloat16", r"\.npz"),  # which cannot hold it
+        ("b.npz", "int8", "dtype.*float16"),
+        ("a.safetensors/b.npz", "float32", "a.safetensors"),  # no folder
+    ):
+        with pytest.raises(InputError, match=named):
             ssl_jax.save(encoder, tmp_path / name, dtype=dtype)
+    for choice in (dict(heads=2), dict(family="mae")):  # of published weights
+        with pytest.raises(InputError, match=next(iter(choice))):
+            ssl_jax.load(tmp_path / "a.safetensors", **choice)
 
 
 def test_the_zoo_names_what_it_has(saved, tmp_path, monkeypatch):

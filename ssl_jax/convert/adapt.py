@@ -44,18 +44,20 @@ def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
 
 
 def _take_biases(arrays: dict, names: dict, model: Mapping[str, Any]) -> None:
-    """Makes biases of query and value, or none, of those of all three, where the others are 0."""
+    """Makes biases of query and value, or none, of those of all three, if the others are 0 in every
+    block."""
     kind = model.get("qkv_bias", "all")
+    present = "qv" if kind == "qv" else ""
     paths = [path for path in arrays if path.endswith("attn/qkv/bias") and kind != "all"]
+    parts = {path: dict(zip("qkv", np.split(arrays[path], 3))) for path in paths}
+    if any(np.any(x) for part in parts.values() for name, x in part.items() if name not in present):
+        return
     for path in paths:
-        parts = dict(zip("qkv", np.split(arrays[path], 3)))
-        wanted = {name: parts.pop(name) for name in kind if kind == "qv"}
-        if not any(np.any(part) for part in parts.values()):
-            title = names.pop(path)
-            del arrays[path]
-            for name, part in wanted.items():
-                new = path.replace("qkv/bias", f"{name}_bias")
-                arrays[new], names[new] = part, title
+        title = names.pop(path)
+        del arrays[path]
+        for name in present:
+            new = path.replace("qkv/bias", f"{name}_bias")
+            arrays[new], names[new] = parts[path][name], title
 
 
 def _take_codes(arrays: dict[str, np.ndarray], model: Mapping[str, Any]) -> None:

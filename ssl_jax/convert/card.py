@@ -61,6 +61,7 @@ _IMAGE = {
     "cls": "the class token",
     "mean": "the average of the patch tokens",
     "queries": "the average of the query tokens",
+    "concat": "the class token and the average of the patch tokens, side by side",
 }
 
 
@@ -99,12 +100,18 @@ def _slices(network: Network) -> tuple[int, int]:
     return c.cls + c.registers, c.cls + c.registers + c.queries
 
 
+def _torch(network: Network) -> str:
+    return "import torch\n" if network.image == "concat" else ""
+
+
 def _timm(name: str, network: Network) -> str:
     queries, patches = _slices(network)
-    image = f"tokens[:, {queries}:{patches}].mean(1)"
-    image = image if network.image == "queries" else "model.forward_head(tokens)"
+    image = {
+        "queries": f"tokens[:, {queries}:{patches}].mean(1)",
+        "concat": f"torch.cat([tokens[:, 0], tokens[:, {patches}:].mean(1)], 1)",
+    }.get(network.image, "model.forward_head(tokens)")
     return (
-        "import timm\n\n"
+        f"import timm\n{_torch(network)}\n"
         f'model = timm.create_model("local-dir:{name}", pretrained=True).eval()\n'
         "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
         f"tokens = model.forward_features(prepare(photo)[None])  # patches: tokens[:, {patches}:]\n"
@@ -117,9 +124,10 @@ def _transformers(name: str, network: Network) -> str:
     image = {
         "mean": f"tokens[:, {patches}:].mean(1)",
         "queries": f"tokens[:, {queries}:{patches}].mean(1)",
+        "concat": f"torch.cat([tokens[:, 0], tokens[:, {patches}:].mean(1)], 1)",
     }.get(network.image, "tokens[:, 0]" if network.shape.cls else "tokens.mean(1)")
     return (
-        "from transformers import AutoImageProcessor, AutoModel\n\n"
+        f"{_torch(network)}from transformers import AutoImageProcessor, AutoModel\n\n"
         f'model = AutoModel.from_pretrained("{name}").eval()\n'
         f'prepare = AutoImageProcessor.from_pretrained("{name}")\n'
         'tokens = model(**prepare(photo, return_tensors="pt")).last_hidden_state\n'

@@ -12,11 +12,16 @@ from ssl_jax.models import vit
 
 SECTION = "ssl_jax"  # our own entry of a config.json
 # Fields of ViTConfig that change how a network is trained or computed, never what it computes.
-_FREE = {
+FREE = {
     *("drop_path", "init_std", "position_std", "cls_std", "mask_token"),
     *("rope_shift", "rope_jitter", "rope_rescale"),
     *("scan", "attention", "remat"),
 }
+# Fields that determine what given weights compute.
+FUNCTION = (
+    *("heads", "stem", "gelu", "mlp", "qkv_bias", "position_resize", "resize_kernel"),
+    *("mean", "std", "rope_base", "rope_rounded", "shift_first"),
+)
 
 
 class Described(NamedTuple):
@@ -38,8 +43,9 @@ class Described(NamedTuple):
 class Network(NamedTuple):
     """A vision transformer to be written.
 
-    shape: of the network. params: {path: float32 array} of it. image: "cls", "mean" or "queries",
-      the tokens whose average is the method's image vector; "" = something else. method: its name.
+    shape: of the network. params: {path: float32 array} of it. image: the method's image vector,
+      "cls", "mean", "queries" or "concat" (see `multicrop.global_token`); "" = something else.
+      method: its name.
     """
 
     shape: vit.ViTConfig
@@ -89,7 +95,7 @@ def section(network: Network) -> dict[str, Any]:
     model = {
         field.name: getattr(network.shape, field.name)
         for field in dataclasses.fields(vit.ViTConfig)
-        if field.name not in _FREE and getattr(network.shape, field.name) != field.default
+        if field.name not in FREE and getattr(network.shape, field.name) != field.default
     }
     return {"method": network.method, "image": network.image, "model": model}
 
@@ -103,6 +109,9 @@ def with_own_entry(config: dict[str, Any], described: Described) -> Described:
     names = {field.name for field in dataclasses.fields(vit.ViTConfig)}
     if not isinstance(entry, dict) or not isinstance(entry.get("model"), dict):
         raise InputError(f'its "{SECTION}" was not written by this package')
+    image, method = (entry.get(name, "") for name in ("image", "method"))
+    if not isinstance(image, str) or not isinstance(method, str):
+        raise InputError(f'its "{SECTION}" has an image or a method that is no text')
     if strange := sorted(set(entry["model"]) - names):
         raise InputError(
             f'its "{SECTION}" has model.{strange[0]}, which this version does not know'
@@ -114,7 +123,6 @@ def with_own_entry(config: dict[str, Any], described: Described) -> Described:
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(vit.ViTConfig)
-        if field.name not in _FREE and field.default is not dataclasses.MISSING
+        if field.name not in FREE and field.default is not dataclasses.MISSING
     }
-    image, method = (entry.get(name, "") for name in ("image", "method"))
     return described._replace(model=defaults | written, image=image, method=method)

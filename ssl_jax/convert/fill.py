@@ -10,7 +10,7 @@ import numpy as np
 from ssl_jax import trees
 from ssl_jax.config import InputError, keys_of
 from ssl_jax.convert.weights import Report, Weights, brief
-from ssl_jax.models import position
+from ssl_jax.models import position, zoo
 from ssl_jax.models.shape import ViTConfig
 
 
@@ -65,6 +65,7 @@ def fill(
     missing = tuple(path for path in shapes if path not in taken and _inside(path, only))
     matched = {path: weights.names[path] for path in taken}
     notes += [weights.note] if weights.note else []
+    notes += _open_settings(weights, taken, model)
     report = Report(weights.source, weights.title, matched, left, missing, tuple(notes))
     return _filled(params, taken, weights.source), report
 
@@ -143,6 +144,7 @@ def _fit(path: str, weights: Weights, shape: tuple[int, ...], notes: list[str]):
 
 
 _DEFAULTS = {name: declared.default for name, declared in keys_of(ViTConfig).items()}
+_SAME_EPS = 1e-6  # below it, LayerNorms of trained weights agree but for the rounding of float32
 _HEAD = '; init_only="backbone" loads only the encoder'
 # The likely cause of a shape that does not fit; the first that matches counts.
 _CAUSES = (
@@ -273,6 +275,19 @@ def _check_model(shapes, weights: Weights, taken, computed, model: Mapping | Non
             f"{weights.source} ({weights.title}) does not fit this model:"
             f" {'; '.join(reasons)}" + (f"; add {' '.join(flags)}" if flags else "")
         )
+
+
+def _open_settings(weights: Weights, taken, model: Mapping | None) -> list[str]:
+    """Notes on settings of the encoder that weights do not show, or that may differ from theirs."""
+    values, notes = dict(model or {}), []
+    heads = values.get("heads") or getattr(zoo.SIZES.get(values.get("size", "")), "heads", 0)
+    blocks = any(_inside(path, "backbone/blocks") for path in taken)
+    if heads and blocks and "heads" not in weights.model:
+        notes.append(f"model.heads is {heads}: the file does not say how many its network has")
+    theirs, ours = weights.norm_eps, values.get("norm_eps")
+    if theirs and ours and abs(ours - theirs) > _SAME_EPS:
+        notes.append(f"model.norm_eps is {ours:g}: the weights were trained with {theirs:g}")
+    return notes
 
 
 def is_sincos(codes: np.ndarray) -> bool:

@@ -1,5 +1,6 @@
 """Folders of weights in the form of timm and transformers, with their config.json."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +15,20 @@ from ssl_jax.config import InputError, local, read_json, unknown
 from ssl_jax.convert import card, hf_hub, read, timm_hub
 from ssl_jax.convert.described import SECTION, Described, Network, section, with_own_entry
 from ssl_jax.models import position, vit
+from ssl_jax.runtime import writing
 
 TARGETS = {"timm": timm_hub.write, "hf": hf_hub.write}
 _CONFIG, _WEIGHTS, _PREPARATION = "config.json", "model.safetensors", "preprocessor_config.json"
-_FILES = {_CONFIG, _WEIGHTS, _PREPARATION, "README.md"}
+_CARD = "README.md"
+_FILES = {_CONFIG, _WEIGHTS, _PREPARATION, _CARD}
 
 
 def describe(path: str | Path) -> Described:
     """The description in the config.json of a weight folder; `path`: the folder or its weight file.
 
     Raises:
-      InputError: config.json is no JSON, or describes a network that this package does not have.
+      InputError: config.json is no JSON, describes a network that this package does not have, or
+        was exported with other weights.
     """
     file = read.weight_file(path)
     if file is None or (file.name not in read.IN_FOLDER and file == local(path)):
@@ -32,7 +36,11 @@ def describe(path: str | Path) -> Described:
     config, preparation = (_json(file.with_name(name)) for name in (_CONFIG, _PREPARATION))
     try:
         described = timm_hub.read(config) or hf_hub.read(config, preparation)
-        return with_own_entry(config, described or Described())
+        described = with_own_entry(config, described or Described())
+        written = config.get(SECTION, {}).get("weights")
+        if written and read.stored_checksum(file) not in (None, written):
+            raise InputError(f"{file.name} is of another export; export the network again")
+        return described
     # Anybody may have written it: other types than the libraries' too.
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{file.with_name(_CONFIG)}: {error}") from error
@@ -57,28 +65,53 @@ def write(
       path: a folder that is new, empty, or holds an earlier export.
       shape, params: of `models.vit.vit`.
       to: key of TARGETS.
-      image: "cls", "mean" or "queries", see `described.Network`.
+      image: the method's image vector, see `described.Network`.
       about: for the README.
 
     Returns:
       Remarks, one sentence each: where the library computes something else, what is left out.
+      One of them tells that a README.md that somebody changed was left as it is.
 
     Raises:
-      InputError: another key; a folder that holds something else; a network that the library
-        cannot compute.
+      InputError: another key; a folder that holds something else or cannot be written to; a network
+        that the library cannot compute.
     """
     if to not in TARGETS:
         raise InputError(unknown("library", to, TARGETS))
     path = local(path)
     if path.is_file():
         raise InputError(f"{path} is a file; --to {to} writes a folder")
-    present = {file.name for file in path.iterdir()} if path.is_dir() else set()
-    foreign = present - _FILES or (present if present and not _is_ours(path) else set())
-    if foreign:
+    before, present = _entry(path), writing.present(path)
+    if foreign := present - _FILES or (present if before is None else set()):
         raise InputError(
             f"{path} holds {min(foreign)}; export to a folder that is new, empty or an earlier"
             " export"
         )
+    check_network(shape, to)
+    writing.check(path / _CONFIG)
+    network = Network(shape, _learned(shape, params), image, about.method)
+    folder = TARGETS[to](network)
+    tensors = {name: np.ascontiguousarray(array) for name, array in folder.tensors.items()}
+    checksum, text = read.checksum(tensors), card.text(path.name, network, folder, about).encode()
+    entry = section(network) | {"weights": checksum, "card": _digest(text)}
+    contents = {_CONFIG: folder.config | {SECTION: entry}, **folder.files}
+    files = {path / name: _json_bytes(content) for name, content in contents.items()}
+    # Not save_file, whose files nobody else may read. transformers requires the format as metadata.
+    metadata = {"format": "pt", read.CHECKSUM: checksum}
+    files[path / _WEIGHTS] = safetensors.numpy.save(tensors, metadata=metadata)
+    remarks, readme = list(folder.remarks), path / _CARD
+    if not image:
+        remarks.append(f"The image vector of {about.method} is no average of tokens: not exported.")
+    if readme.exists() and _digest(readme.read_bytes()) != (before or {}).get("card"):
+        remarks.append(f"{readme} was changed since it was exported, and is left as it is.")
+    else:
+        files[readme] = text
+    writing.replace(files)
+    return remarks
+
+
+def check_network(shape: vit.ViTConfig, to: str) -> None:
+    """Raises InputError for a network that no model of the library `to` has."""
     if shape.in_channels != 3:
         raise InputError(
             f"model.in_channels is {shape.in_channels}; only networks of 3 channels are exported"
@@ -95,27 +128,24 @@ def write(
         )
     if shape.stages and to != "timm":
         raise InputError(f"a Swin transformer (model.stages) is exported --to timm, not {to}")
-    network = Network(shape, _learned(shape, params), image, about.method)
-    folder = TARGETS[to](network)
-    path.mkdir(parents=True, exist_ok=True)
-    config = folder.config | {SECTION: section(network)}
-    for name, content in {_CONFIG: config, **folder.files}.items():
-        (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: np.ascontiguousarray(array) for name, array in folder.tensors.items()}
-    # Not save_file, whose files nobody else may read. transformers requires the format as metadata.
-    metadata = {"format": "pt", read.CHECKSUM: read.checksum(tensors)}
-    content = safetensors.numpy.save(tensors, metadata=metadata)
-    (path / _WEIGHTS).write_bytes(content)
-    (path / "README.md").write_text(card.text(path.name, network, folder, about), encoding="utf-8")
-    return folder.remarks
 
 
-def _is_ours(path):
-    """Whether a folder holds an export, of which config.json is written first."""
+def _json_bytes(content: Any) -> bytes:
+    return f"{json.dumps(content, indent=2)}\n".encode()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _entry(path: Path) -> dict[str, Any] | None:
+    """Our own entry in the config.json of a folder, the first of its files; None if it holds no
+    export."""
     try:
-        return SECTION in read_json(path / _CONFIG)
+        entry = read_json(path / _CONFIG).get(SECTION)
     except InputError:
-        return False
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def _fill_biases(flat: dict[str, np.ndarray]) -> None:
@@ -144,7 +174,11 @@ def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.nd
     tokens = [flat.pop(name) for name in ("registers", "queries") if name in flat]
     if tokens:
         flat["registers"] = np.concatenate(tokens)
-    wrong = [path for path, array in flat.items() if not np.isfinite(array).all()]
-    if wrong:
-        raise InputError(f"{wrong[0]} has non-finite values; nothing was exported")
+    check_finite(flat)
     return {f"backbone/{path}": array for path, array in flat.items()}
+
+
+def check_finite(flat: Mapping[str, np.ndarray]) -> None:
+    """Raises InputError for {path: array} with a value that is no number."""
+    if wrong := [path for path, array in flat.items() if not np.isfinite(array).all()]:
+        raise InputError(f"{wrong[0]} has non-finite values; nothing was exported")

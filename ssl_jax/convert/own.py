@@ -12,8 +12,9 @@ import safetensors
 import safetensors.flax
 
 from ssl_jax import trees
-from ssl_jax.config import InputError, json_object, reading
+from ssl_jax.config import InputError, check_choice, json_object, local, reading
 from ssl_jax.convert import read as files
+from ssl_jax.runtime import writing
 
 # Names in the metadata of .safetensors, and of two texts among the arrays of .npz.
 _CONFIG, _NOTES = "ssl_jax.config", "ssl_jax.notes"
@@ -43,18 +44,22 @@ def wide(tree: Any) -> Any:
 
 
 def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
-    """Writes a network; floating-point weights are stored as `dtype`, other arrays as they are.
+    """Writes a network; floating-point weights are stored as `dtype` (float32, bfloat16 or
+    float16), other arrays as they are.
 
-    Raises InputError if the name ends in neither .safetensors nor .npz, for bfloat16 in .npz, which
-    has no such type, and for an existing file that this function did not write.
+    Raises InputError if the name ends in neither .safetensors nor .npz, for another dtype, for
+    bfloat16 in .npz, which has no such type, for an existing file that this function did not write,
+    and for a folder that cannot be written to.
     """
-    path = Path(path)
+    path = local(path)
+    check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     if path.suffix not in (".safetensors", ".npz"):
         raise InputError(f"{path}: the name of a saved network must end in .safetensors or .npz")
     if path.suffix == ".npz" and dtype == "bfloat16":
         raise InputError(f"{path}: .npz has no bfloat16; save as .safetensors, or in float32")
     if path.exists() and not _is_ours(path):
         raise InputError(f"{path} exists and is not a network of ssl_jax; choose another name")
+    writing.check(path)
     content = {"params": saved.params, "constants": saved.constants or {}}
 
     def stored(array):
@@ -67,10 +72,11 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
     metadata[files.CHECKSUM] = files.checksum(arrays, *metadata.values())
     if path.suffix == ".npz":
         arrays |= {name: np.array(text) for name, text in metadata.items()}
-        np.savez(path, **arrays)
+        with writing.replacing(path) as temporary, open(temporary, "wb") as file:
+            np.savez(file, **arrays)
         return
     # Not save_file, whose files nobody else may read.
-    path.write_bytes(safetensors.flax.save(flat, metadata=metadata))
+    writing.replace({path: safetensors.flax.save(flat, metadata=metadata)})
 
 
 def _is_ours(path):

@@ -14,9 +14,10 @@ import safetensors.numpy
 
 from ssl_jax import trees
 from ssl_jax.config import InputError, local
-from ssl_jax.convert import hf_hub, rows
+from ssl_jax.convert import hf_hub, hub, read, rows
 from ssl_jax.convert.described import Network
 from ssl_jax.models import lora, vit
+from ssl_jax.runtime import writing
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -34,20 +35,35 @@ def write(
         `model.lora_alpha`. base: where the frozen weights came from, for people.
 
     Raises:
-      InputError: another folder; a network that no model of transformers computes.
+      InputError: another folder; a network that no model of transformers computes, or with trained
+        query tokens, which are no adapters.
     """
     path = local(path)
-    if path.is_file() or (path.is_dir() and {p.name for p in path.iterdir()} - {_CONFIG, _WEIGHTS}):
-        raise InputError(f"{path} is no folder of adapters; export to one that is new or empty")
-    extra = np.zeros((shape.registers + shape.queries, shape.width), np.float32)
+    present = writing.present(path)
+    if path.is_file() or present - {_CONFIG, _WEIGHTS} or (present and not _is_ours(path)):
+        raise InputError(
+            f"{path} is no folder of adapters of this package; export to one that is new or empty"
+        )
+    hub.check_network(shape, "hf")
+    if shape.queries:
+        raise InputError(
+            f"model.queries is {shape.queries}: query tokens are trained too, and adapters alone"
+            " would give other features; export the whole network"
+        )
+    writing.check(path / _CONFIG)
+    extra = np.zeros((shape.registers, shape.width), np.float32)
     network = Network(shape, {"backbone/registers": extra} if len(extra) else {}, "", "")
     names = hf_hub.modules(network)
     tensors, modules, rank = {}, [], 0
     flat = trees.per_block({"backbone": adapters})
+    hub.check_finite(flat)
     for a in (name for name in flat if name.endswith(lora.A)):
         layer = a.removesuffix(lora.A)
         rank = flat[a].shape[1]
-        for name, b in rows.write(names, {f"{layer}kernel": flat[layer + lora.B]})[0].items():
+        parts, unnamed = rows.write(names, {f"{layer}kernel": flat[layer + lora.B]})
+        if unnamed:
+            raise InputError(f"{unnamed[0]} has adapters, but transformers has no such layer")
+        for name, b in parts.items():
             modules.append(name.removesuffix(".weight"))
             tensors[f"base_model.model.{modules[-1]}.lora_A.weight"] = np.asarray(flat[a]).T
             tensors[f"base_model.model.{modules[-1]}.lora_B.weight"] = b
@@ -63,7 +79,16 @@ def write(
         inference_mode=True,
         task_type=None,
     )
-    path.mkdir(parents=True, exist_ok=True)
-    (path / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     content = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
-    (path / _WEIGHTS).write_bytes(safetensors.numpy.save(content, metadata={"format": "pt"}))
+    metadata = {"format": "pt", read.CHECKSUM: read.checksum(content)}
+    weights = safetensors.numpy.save(content, metadata=metadata)
+    writing.replace(  # the file by which `_is_ours` knows them first
+        {path / _WEIGHTS: weights, path / _CONFIG: f"{json.dumps(config, indent=2)}\n".encode()}
+    )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return read.stored_checksum(path / _WEIGHTS) is not None
+    except InputError:
+        return False

@@ -21,6 +21,7 @@ from jax import export
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import card, onnx_graph
 from ssl_jax.models import vit
+from ssl_jax.runtime import writing
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _MOST = 2**31 - 2**24  # bytes of weights: protobuf and flatbuffers end at 2 GiB
@@ -59,7 +60,7 @@ def write(
     Args:
       path: ends in .stablehlo or .onnx; new, or an earlier export.
       shape, params: of `models.vit.vit`.
-      image: "cls", "mean" or "queries", see `described.Network`.
+      image: "cls", "mean", "queries" or "concat", see `described.Network`.
       features: images -> an object with .image, .cls and .patches, to which the program is
         compared.
       to: key of TARGETS.
@@ -79,6 +80,7 @@ def write(
         raise InputError(f"{path}: the name of a network exported to {to} must end in .{to}")
     if path.exists() and not _is_ours(path, kind):
         raise InputError(f"{path} exists and was not written by export; choose another name")
+    writing.check(path)
     if size < 1 or size % shape.patch:
         raise InputError(f"size is {size}; it must be a multiple of the patch, {shape.patch}")
     if (weights := sum(4 * x.size for x in jax.tree.leaves(params))) > _MOST:
@@ -103,7 +105,7 @@ def write(
     largest = max(float(np.abs(x).max()) for x in theirs.values())
     if not distance < _WRONG * largest:
         raise InputError(f"the program's features differ by {distance:.2g}; nothing was exported")
-    path.write_bytes(content)
+    writing.replace({path: content})
     outputs = (f"{name} [{', '.join(map(str, ['B', *x.shape[1:]]))}]" for name, x in theirs.items())
     return [
         f"images [B, {size}, {size}, {shape.in_channels}] in [0, 1] -> {', '.join(outputs)}",
@@ -152,6 +154,8 @@ def _network(shape: vit.ViTConfig, params: Mapping[str, Any], image: str) -> Cal
         vectors = {"cls": tokens.cls}
         for name, x in (("mean", tokens.patches), ("queries", tokens.queries)):
             vectors[name] = None if x is None else x.mean(axis=1)
+        if image == "concat":
+            vectors[image] = jnp.concatenate([vectors["cls"], vectors["mean"]], axis=-1)
         patches = tokens.patches.reshape(images.shape[0], side, side, -1)
         outputs = {"image": vectors[image], "cls": tokens.cls, "patches": patches}
         return {name: x for name, x in outputs.items() if x is not None}

@@ -151,11 +151,17 @@ def check_sum(file: Path, saved: str | None, arrays: Mapping[str, np.ndarray], *
         raise InputError(f"{file} is damaged: its checksum does not match")
 
 
+def stored_checksum(file: Path) -> str | None:
+    """The checksum in a weight file; None: without one. Raises InputError for a broken file."""
+    if file.suffix != ".safetensors":
+        return None
+    with readable(file), safetensors.safe_open(file, framework="numpy") as opened:
+        return (opened.metadata() or {}).get(CHECKSUM)
+
+
 def _safetensors(file: Path) -> dict[str, np.ndarray]:
-    with safetensors.safe_open(file, framework="numpy") as opened:
-        saved = (opened.metadata() or {}).get(CHECKSUM)
     arrays = safetensors.numpy.load_file(file)
-    check_sum(file, saved, arrays)
+    check_sum(file, stored_checksum(file), arrays)
     return arrays
 
 

@@ -41,11 +41,7 @@ def write(network: Network) -> Folder:
         return _swin(network)
     if c.position == "rope":
         return _rotating(network)
-    if c.norm_eps > _EPS:
-        raise InputError(
-            f"model.norm_eps is {c.norm_eps:g}, but timm's vision transformers have {_EPS:g}, which"
-            " no config changes; export --to hf, whose config holds it"
-        )
+    remarks = _remarks(network) + _of_norms(c, _EPS)
     learned = arrays.get("backbone/registers", np.zeros((0, c.width), np.float32))
     if len(learned):  # timm adds a code to every token in front of the patches
         codes = arrays["backbone/position"]
@@ -72,7 +68,7 @@ def write(network: Network) -> Folder:
     )
     arguments = {name: value for name, value in arguments.items() if value is not None}
     config = _config(c, _ARCHITECTURES[nearest], pool, arguments)
-    return Folder(tensors, config, {}, "timm", _ARCHITECTURES[nearest], _remarks(network))
+    return Folder(tensors, config, {}, "timm", _ARCHITECTURES[nearest], remarks)
 
 
 def _config(c: vit.ViTConfig, architecture: str, pool: str, arguments: dict[str, Any]) -> dict:
@@ -104,6 +100,7 @@ def _config(c: vit.ViTConfig, architecture: str, pool: str, arguments: dict[str,
 def _swin(network: Network) -> Folder:
     """The folder of a Swin transformer."""
     c, count, remarks = network.shape, len(network.shape.stages), []
+    _check_fixed(c, "Swin transformer", gelu="erf")
     if count != 4:
         raise InputError(
             f"model.stages has {count} stages; Swin transformers of four are exported to timm"
@@ -113,7 +110,7 @@ def _swin(network: Network) -> Folder:
             f"At sizes that windows of {c.window} tokens do not divide features differ: timm shifts"
             " the grid before it is padded, this network after (model.shift_first=False)."
         )
-    remarks += _variances(c, _SWIN_EPS)
+    remarks += _of_norms(c, _SWIN_EPS)
     tensors, _ = rows.write(tables.FAMILIES["timm_swin"].rows, network.params)
     arguments = dict(
         img_size=c.image_size,
@@ -130,13 +127,28 @@ def _swin(network: Network) -> Folder:
     return Folder(tensors, config, {}, "timm", _SWIN, remarks)
 
 
-def _variances(c: vit.ViTConfig, eps: float) -> list[str]:
-    """What to say of LayerNorms that add `eps`."""
+def _check_fixed(c: vit.ViTConfig, model: str, **fixed: Any) -> None:
+    """Raises InputError for fields that have other values than those of timm's model, which no
+    config changes."""
+    for key, value in fixed.items():
+        if getattr(c, key) != value:
+            other = "onnx, stablehlo or safetensors" if c.stages else "hf, whose config holds it"
+            raise InputError(
+                f"model.{key} is {getattr(c, key)}, but timm's {model} has {value}, which no config"
+                f" changes; export --to {other}"
+            )
+
+
+def _of_norms(c: vit.ViTConfig, eps: float) -> list[str]:
+    """The remark on timm's LayerNorms, which add `eps`. Raises InputError for a network that adds
+    more."""
+    if c.norm_eps > eps:
+        _check_fixed(c, "architecture", norm_eps=eps)
     if c.norm_eps == eps:
         return []
     return [
-        f"timm adds {eps:g} to variances, not {c.norm_eps:g}: features differ in the fifth digit or"
-        " less."
+        f"timm adds {eps:g} to variances, not {c.norm_eps:g}: features of trained weights differ by"
+        f" about {eps / 2:g} of their size."
     ]
 
 
@@ -144,17 +156,11 @@ def _rotating(network: Network) -> Folder:
     """The folder of a network with rotary position embeddings."""
     c, arrays = network.shape, with_scales(network.params, network.shape)
     gated = c.mlp == "swiglu"
-    for key, cannot in (
-        ("qkv_bias", c.qkv_bias == "all"),
-        ("gelu", c.gelu == "tanh" and not gated),
-        ("norm_eps", c.norm_eps > _DINOV3_EPS),
-    ):
-        if cannot:
-            raise InputError(
-                f"model.{key} is {getattr(c, key)}, which timm's DINOv3 does not have; export"
-                " --to hf, whose config holds it"
-            )
-    remarks = _variances(c, _DINOV3_EPS) + dinov3.periods_remark(c, "timm")
+    if c.qkv_bias == "all":
+        _check_fixed(c, "DINOv3", qkv_bias="qv")
+    if not gated:
+        _check_fixed(c, "DINOv3", gelu="erf")
+    remarks = _of_norms(c, _DINOV3_EPS) + dinov3.periods_remark(c, "timm")
     pool = _POOLS.get(network.image, "token" if c.cls else "avg")
     arguments = dict(
         img_size=c.image_size,
@@ -184,11 +190,6 @@ def _remarks(network: Network) -> list[str]:
             f"At sizes other than {c.image_size} x {c.image_size} features differ slightly: timm"
             " resizes position embeddings by an antialiased bicubic kernel, this network was made"
             f' for position_resize="{c.position_resize}", resize_kernel="{c.resize_kernel}".'
-        )
-    if c.norm_eps != _EPS:
-        remarks.append(
-            f"timm adds {_EPS:g} to variances, not {c.norm_eps:g}: for trained weights the"
-            " difference is below the rounding of float32."
         )
     return remarks
 

@@ -10,8 +10,9 @@ put into a parameter tree.
     print(report)
 """
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ import numpy as np
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import adapt, dinov3, hub, read, rows, tables
 from ssl_jax.convert import fill as fill_lib
+from ssl_jax.convert.described import FUNCTION
 from ssl_jax.convert.weights import Report, Source, Weights, brief
 
 # Dictionaries and modules that checkpoints are wrapped in, in any order, number and place.
@@ -35,13 +37,11 @@ _PARTS = {
     "model_ema": "teacher",
     "state_dict_ema": "teacher",
 }
-# What a config.json may say and a config's `model` section must then say too.
-_STATED = {"heads", "gelu", "position_resize", "resize_kernel", "mean", "std"}
-_STATED |= {"rope_base", "rope_rounded"}
+_DINO = re.compile(r"(^|\.)(student|teacher)(_backbone)?\.")
 # Stored with the weights in a full checkpoint, and nothing to report.
 _STATE = re.compile(
     r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?"
-    r"|layers\.\d+\.blocks\.\d+\.(attn_mask|attn\.relative_position_index)"  # follow from the shape
+    r"|(.*\.)?layers\.\d+\.blocks\.\d+\.(attn_mask|attn\.relative_position_index)"  # computed
 )
 
 
@@ -85,13 +85,17 @@ def load(path: str | Path, *, family: str | None = None) -> Source:
     described = hub.describe(path)
     family = family or described.family or None
     translated = translate(read.tensors(file), family=family, source=str(path))
-    stated = {key: value for key, value in described.model.items() if key in _STATED}
+    stated = {key: value for key, value in described.model.items() if key in FUNCTION}
 
     def fitted(weights):
-        weights = adapt.to_model(weights, described.model)
+        with _complete(path):
+            weights = adapt.to_model(weights, described.model)
         notes = (described.note, "" if "mean" in stated else weights.note)
-        note = "; ".join(filter(None, notes))
-        return weights._replace(model=weights.model | stated, note=note)
+        return weights._replace(
+            model=weights.model | stated | _kinds(weights.arrays),
+            note="; ".join(filter(None, notes)),
+            norm_eps=described.model.get("norm_eps", weights.norm_eps),
+        )
 
     return translated._replace(
         trees={part: fitted(tree) for part, tree in translated.trees.items()}
@@ -104,8 +108,8 @@ def translate(
     """Translates {PyTorch name: array}; see `load_torch`."""
     parts: dict[str, dict[str, str]] = {}  # part -> {name without wrappers: name}
     for name in tensors:
-        if not _STATE.fullmatch(name):
-            part, short = _unwrap(name)
+        part, short = _unwrap(name)
+        if not _STATE.fullmatch(short):
             if other := parts.setdefault(part, {}).get(short):
                 raise InputError(
                     f"{source} holds two tensors for {short}: {other} and {name}; save only one of"
@@ -124,7 +128,7 @@ def translate(
             parts.setdefault("teacher", {})[re.sub(pattern, replacement, short)] = parts[""].pop(
                 short
             )
-    if table.teacher and "teacher" in parts:
+    if table.teacher and {"", "teacher"} <= parts.keys():
         parts["student"] = parts.pop("")
     trees = {part: _translate(tensors, names, table, source) for part, names in parts.items()}
     return Source(
@@ -167,7 +171,8 @@ def _recognise(parts, source: str) -> str:
         mark = re.compile(f"{rows.front(table.prefixes)}(?:{table.mark})")
         if any(mark.fullmatch(name) for name in names):
             # Student and teacher are words of the DINO family, also where the heads were left out.
-            if key == "vit" and set(parts) & {"student", "teacher"}:
+            full = [name for shorts in parts.values() for name in shorts.values()]
+            if key == "vit" and any(_DINO.search(name) for name in full):
                 return "dinov2" if any(name.endswith(".ls1.gamma") for name in names) else "dino"
             return key
     titles = ", ".join(table.title for table in tables.FAMILIES.values())
@@ -179,12 +184,10 @@ def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: 
     """One tree of {name without wrappers: name} under our paths."""
     floating = {s: tensors[name] for s, name in names.items() if _is_floating(tensors[name])}
     prepared = dinov3.Prepared(floating, {}, {})
-    try:
+    with _complete(source):
         if table.prepare:
             prepared = table.prepare({s: np.asarray(x, np.float32) for s, x in floating.items()})
         arrays, parts_of, left = rows.read(table.rows, prepared.tensors, table.prefixes)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error
     settled = floating.keys() - prepared.tensors.keys()
     names = {s: name for s, name in names.items() if s not in settled} | {
         s: names[origin] for s, origin in prepared.origins.items()
@@ -208,7 +211,21 @@ def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: 
         tuple(names[s] for s in left),
         table.model | prepared.model | _kinds(arrays),
         "; ".join(notes),
+        table.norm_eps,
     )
+
+
+@contextlib.contextmanager
+def _complete(source: str | Path) -> Iterator[None]:
+    """Turns the errors of tensors that are missing or have an unexpected shape into InputError."""
+    try:
+        yield
+    except KeyError as error:
+        raise InputError(f"{source} lacks {error.args[0]}") from error
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    except (ValueError, IndexError, ArithmeticError) as error:
+        raise InputError(f"{source} has a tensor of an unexpected shape: {error}") from error
 
 
 def _kinds(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:

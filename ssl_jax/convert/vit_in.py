@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from ssl_jax.config import InputError
-from ssl_jax.convert import fill, hub, tables, torch_in
-from ssl_jax.convert.weights import Report, Source, Weights, brief
+from ssl_jax.convert import fill, hub, torch_in
+from ssl_jax.convert.weights import Report, Weights, brief
 from ssl_jax.models import vit
 from ssl_jax.ops import numerics
 
@@ -25,8 +25,8 @@ def load_vit(
       path, part: see `load_torch`.
       family: key of FAMILIES. Must be given for an encoder alone under the names that several
         share: "dino", "mae" or "timm", with LayerScale "dinov2" or "timm".
-      heads: attention heads, which shapes do not give; None: as published networks of this width
-        have them.
+      heads: attention heads, which shapes do not give; None: as config.json says, else as published
+        networks of this width have them, which the report notes.
 
     Returns:
       (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. Heads, mean,
@@ -35,11 +35,12 @@ def load_vit(
         dataclasses.replace.
 
     Raises:
-      InputError: as `load_torch`; the family cannot be recognised.
+      InputError: as `load_torch`; the family cannot be recognised; no published network has this
+        width, and nothing says how many heads there are.
     """
     described = hub.describe(path)
     source = torch_in.load(path, family=family)
-    weights, given = source.tree(part), {"heads": heads} if heads else {}
+    weights = source.tree(part)
     if source.family == "vit":
         scaled = "backbone/blocks/0/ls1/gamma" in weights.arrays
         whose = ("DINOv2 and timm", "dinov2") if scaled else ("DINO, MAE and timm", 'dino", "mae')
@@ -47,7 +48,12 @@ def load_vit(
             f"{path} holds an encoder under names that {whose[0]} share; give"
             f' family="{whose[1]}" or "timm"'
         )
-    config = vit.ViTConfig(**_fields(weights, _known(source, weights) | described.model | given))
+    known = _known(weights, described.model) | ({"heads": heads} if heads else {})
+    fields = _fields(weights, known)
+    config = vit.ViTConfig(**fields)
+    if not (known.get("heads") or config.stages):
+        usual = f"{config.heads} attention heads, as published networks of this width (heads=N)"
+        weights = weights._replace(note="; ".join(filter(None, (weights.note, usual))))
     shapes = jax.eval_shape(vit.vit(config).init, numerics.key(0))
     params, report = fill.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
@@ -55,17 +61,21 @@ def load_vit(
     return config, params["backbone"], report
 
 
-def known_fields(path: str | Path) -> dict[str, Any]:
+def known_fields(path: str | Path, model: Mapping[str, Any]) -> dict[str, Any]:
     """{field of ViTConfig: value} of the encoder in a published checkpoint, as far as its weights
-    and config.json tell. Raises InputError as `load_torch`."""
-    described, source = hub.describe(path), torch_in.load(path)
-    weights = source.tree("teacher")
-    return _fields(weights, _known(source, weights) | described.model)
+    and config.json tell. model: a `model` section, whose `heads` count where these do not tell
+    them, unless it has another width. Raises InputError as `load_torch`."""
+    described, weights = hub.describe(path), torch_in.load(path).tree("teacher")
+    known = _known(weights, described.model)
+    norm = weights.arrays.get("backbone/norm/scale")
+    if model.get("width", 0) in (0, 0 if norm is None else norm.size):
+        known = {"heads": model.get("heads", 0)} | known
+    return _fields(weights, known)
 
 
-def _known(source: Source, weights: Weights) -> dict[str, Any]:
-    """What a family's names tell."""
-    return {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
+def _known(weights: Weights, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of an encoder, and its names and tensors, which count more."""
+    return {"norm_eps": weights.norm_eps} | dict(described) | weights.model
 
 
 def _fields(weights: Weights, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,17 +144,21 @@ def _usual_heads(width, rotates, source):
     is known."""
     if rotates and width == 1280:  # DINOv3's H+
         return 20
-    if width > _REGULAR and width not in _HEADS:
+    if width in _REGULAR:
+        return width // 64
+    if width not in _HEADS:
         raise InputError(
-            f"{source} does not say how many attention heads its network of width {width} has; load"
-            " it with heads=N"
+            f"{source} does not say how many attention heads its network of width {width} has; add"
+            " heads=N (--heads=N; for init_from --config.model.heads=N), or export it once with"
+            " --heads=N"
         )
-    return _HEADS.get(width, max(1, width // 64))
+    return _HEADS[width]
 
 
-# Heads of published networks whose heads are not 64 wide: So400m, ViT-H, g, G and DINOv3's 7B.
+# Widths of published networks with heads of 64: timm's, with DINO's, MAE's and DINOv2's among them.
+_REGULAR = (192, 256, 320, 384, 512, 640, 768, 832, 896, 1024, 1536)
+# Heads of those with others: So400m, ViT-H, g, G and DINOv3's 7B.
 _HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 4096: 32}
-_REGULAR = 1536  # all other widths up to this one have heads of 64
 
 
 def _swin_fields(

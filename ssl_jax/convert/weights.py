@@ -16,6 +16,7 @@ class Weights(NamedTuple):
     model: what a config's `model` section must say for these weights to mean here what they meant
       there.
     note: what nobody can check, for the report.
+    norm_eps: of their LayerNorms, which a config may change; None: unknown, or in `model`.
     """
 
     source: str
@@ -25,6 +26,7 @@ class Weights(NamedTuple):
     left: tuple[str, ...]
     model: dict[str, Any]
     note: str = ""
+    norm_eps: float | None = None
 
 
 class Source(NamedTuple):

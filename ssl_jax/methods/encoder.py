@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.data.values import check_range
 from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
@@ -148,8 +148,7 @@ class Encoder:
 
     @functools.cached_property
     def image_token(self) -> str:
-        """The definition of `Features.image`: the class token ("cls"), the mean of the patch tokens
-        ("mean") or of the query tokens ("queries"); "" = none of these.
+        """The definition of `Features.image`, see `multicrop.global_token`; "" = none of these.
 
         Methods define the image vector freely, so the network is run on two random images of 2 x 2
         patches and its vector is compared with each token.
@@ -159,11 +158,11 @@ class Encoder:
         images = jax.random.uniform(numerics.key(0), shape, jnp.float32)
         image = self(images).image
         tokens = jax.jit(self.apply)(self.backbone, images)
-        vectors = {"cls": tokens.cls, "mean": tokens.patches, "queries": tokens.queries}
+        vectors = {kind: multicrop.global_token(tokens, kind) for kind in image_tokens(self.shape)}
         distance = {
-            kind: jnp.abs(multicrop.global_token(tokens, kind) - image).max()
-            for kind, token in vectors.items()
-            if token is not None and token.shape[-1] == image.shape[-1]
+            kind: jnp.abs(vector - image).max()
+            for kind, vector in vectors.items()
+            if vector.shape == image.shape
         }
         nearest = min(distance, key=lambda kind: float(distance[kind]), default="")
         # In bfloat16, the two passes may round differently.
@@ -215,15 +214,24 @@ def published(
     shape: config of the network. params: parameters of `vit.vit(shape)`. name: for display. image:
     the image vector, see `multicrop.global_token`; "": the class token, or the mean of the patch
     tokens if there is none. notes: see `Encoder`.
+
+    Raises InputError for an image vector that the network does not have.
     """
     computed = dataclasses.replace(shape, mask_token=False)  # only training uses it
     image = image or ("cls" if shape.cls else "mean")
+    check_choice(f"{name}: image", image, image_tokens(shape))
     features = _features_of(computed, image)
     model = dict(size="custom", **dataclasses.asdict(shape))
     config = FrozenConfigDict(dict(method=name, model=model))
     encoder = Encoder(config, params, features=features, init=vit.vit(computed).init)
     encoder.notes, encoder.image = tuple(notes), image
     return encoder
+
+
+def image_tokens(shape: vit.ViTConfig) -> list[str]:
+    """The image vectors that a network has, see `multicrop.global_token`."""
+    has = {"cls": shape.cls, "mean": True, "queries": shape.queries, "concat": shape.cls}
+    return [kind for kind, there in has.items() if there]
 
 
 @functools.lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, free_on_resume, key
 from ssl_jax.data.lookup import listed
-from ssl_jax.runtime import distributed, progress
+from ssl_jax.runtime import distributed, progress, writing
 
 # Columns that depend on the clock; bit-exact comparisons exclude them.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
@@ -79,8 +79,8 @@ class Table:
     def _keep(self, rows, next_row=()):
         self._columns = list(dict.fromkeys(name for row in (*rows, next_row) for name in row))
         self.newest = rows[-1]["step"] if rows else -1
-        _replace(self.jsonl, "".join(json.dumps(row) + "\n" for row in rows))
-        _replace(self.csv, "")
+        content = "".join(json.dumps(row) + "\n" for row in rows)
+        writing.replace({self.jsonl: content.encode(), self.csv: b""})
         for row in rows:
             self._append_csv(row)
 
@@ -230,7 +230,7 @@ def note_session(folder: Path, step: int) -> dict | None:
     earlier = [row for row in read_rows(path) if row["step"] <= step]
     write_json(folder / "environment.json", now)
     rows = [*earlier, {"step": step, "code": code(), **now}]
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+    writing.replace({path: "".join(json.dumps(row) + "\n" for row in rows).encode()})
     return earlier[-1] if earlier else None
 
 
@@ -271,10 +271,4 @@ def check_new(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON atomically."""
-    _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    writing.replace({path: f"{json.dumps(value, indent=2, sort_keys=True)}\n".encode()})

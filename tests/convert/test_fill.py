@@ -57,6 +57,19 @@ def test_everything_fits(numpy):
     assert not report.left and not report.missing and not report.notes
 
 
+def test_settings_that_a_file_leaves_open_are_noted():
+    params = tree()
+    weights = found(params)._replace(norm_eps=1e-5)
+    open_settings = MODEL | {"heads": 2, "norm_eps": 1e-6}
+    for model, known, count in (
+        (open_settings, {}, 2),
+        (open_settings | {"norm_eps": 1e-5}, {}, 1),
+        (open_settings | {"norm_eps": 1e-5}, {"heads": 2}, 0),
+    ):
+        one = weights._replace(model=MODEL | known)
+        assert len(fill.fill(params, one, model=model)[1].notes) == count
+
+
 def test_what_is_missing_stays_and_what_has_no_place_is_listed():
     params = tree(mask_token=True)
     new, report = fill.fill(params, found(tree(queries=3), left=("optimizer.x",)))

@@ -3,6 +3,7 @@ them again is the identity, what a library cannot have is refused."""
 
 import dataclasses
 import json
+import os
 import shutil
 
 import chex
@@ -14,14 +15,17 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import ssl_jax
+from ssl_jax import config as config_lib
 from ssl_jax import convert, methods
 from ssl_jax.config import InputError
-from ssl_jax.convert import card, described, hub, read
+from ssl_jax.convert import card, described, hub, own, programs, read, torch_in
 from ssl_jax.data import decode
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
+from ssl_jax.runtime import writing
 from tests import tiny
 from tests.convert import networks, published
+from tests.convert.test_swin import CONFIG as SWIN
 
 CASES = [("timm", name) for name in networks.CHANGES] + [("hf", name) for name in networks.HF]
 QUICK = ("plain", "registers", "patches_alone", "all")
@@ -44,7 +48,7 @@ def exported(tmp_path_factory):
 
 def fixed(c: vit.ViTConfig) -> dict:
     """The fields that do not say how a network is computed or starts to learn."""
-    return {k: v for k, v in dataclasses.asdict(c).items() if k not in described._FREE}
+    return {k: v for k, v in dataclasses.asdict(c).items() if k not in described.FREE}
 
 
 @pytest.mark.parametrize(
@@ -92,11 +96,13 @@ def test_images_are_prepared_as_embed_does(exported):
     np.testing.assert_array_equal(photo["photo"], decode.resize_square(image, 32))
 
 
-@pytest.mark.parametrize("image", ["cls", "mean", "queries"])
+@pytest.mark.parametrize("image", ["cls", "mean", "queries", "concat"])
 def test_the_image_is_kept(exported, image):
     encoder, folder, _ = exported("timm", "queries", image)
     again, images = ssl_jax.load(folder), networks.pictures((32, 32))
     assert encoder.image_token == again.image_token == image
+    program = programs._network(encoder.shape, encoder.backbone, image)
+    np.testing.assert_allclose(program(images)["image"], encoder(images).image, atol=1e-5)
     np.testing.assert_allclose(again(images).image, encoder(images).image, atol=1e-6)
     pool = json.loads((folder / "config.json").read_text())["model_args"]["global_pool"]
     assert pool == ("avg" if image == "mean" else "token")
@@ -130,6 +136,20 @@ def test_a_network_that_was_trained_further_elsewhere(exported, tmp_path):
     np.testing.assert_array_equal(again.backbone["position"], tensors["pos_embed"][0])
 
 
+def test_biases_that_were_trained_elsewhere_stay(tmp_path):
+    """A network without them is exported with zeros."""
+    without = dataclasses.replace(networks.PLAIN, qkv_bias="none")
+    ssl_jax.export(networks.of(without), tmp_path / "a", to="timm")
+    assert ssl_jax.load(tmp_path / "a").shape.qkv_bias == "none"
+    assert torch_in.load(tmp_path / "a").tree("").model["qkv_bias"] == "none"
+    tensors = dict(read.tensors(tmp_path / "a/model.safetensors"))
+    tensors["blocks.1.attn.qkv.bias"] += 1
+    save_file(tensors, tmp_path / "a/model.safetensors", metadata={"format": "pt"})
+    again = ssl_jax.load(tmp_path / "a")
+    assert again.shape.qkv_bias == "all"
+    assert again.backbone["blocks"]["attn"]["qkv"]["bias"][1].tolist() == [1] * 96
+
+
 def test_remarks_say_where_features_differ(exported):
     for to, name, keys in (
         ("timm", "timm_rule", ()),
@@ -141,6 +161,63 @@ def test_remarks_say_where_features_differ(exported):
     ):
         remarks = exported(to, name)[2]
         assert len(remarks) == len(keys) and all(key in " ".join(remarks) for key in keys), name
+
+
+def test_an_image_vector_that_no_tokens_give_is_remarked(tmp_path):
+    network = networks.network("timm_rule")
+    given = dict(to="timm", image="", about=card.About("random"))
+    (remark,) = hub.write(tmp_path / "a", network.shape, network.backbone, **given)
+    assert "random" in remark
+
+
+OTHERS = dict(
+    **dict(heads=2, stem="conv", gelu="tanh", mlp="swiglu", position_resize="dino_offset"),
+    **dict(resize_kernel="antialias-0.5", mean=(0.1,) * 3, std=(0.9,) * 3, norm_eps=1e-9),
+    **dict(rope_base=50.0, rope_rounded=True, qkv_bias="none", shift_first=True),
+)
+# What a kind of network does not have, or its arrays show.
+WITHOUT = {
+    "plain": {"rope_base", "rope_rounded", "shift_first", "qkv_bias"},
+    "rope": {"position_resize", "resize_kernel", "shift_first"},
+    "swin": {"position_resize", "resize_kernel", "rope_base", "rope_rounded"}
+    | {"stem", "mlp", "qkv_bias"},  # which it has as they are
+}
+KINDS = {
+    "plain": networks.config("plain"),
+    "rope": networks.config("rope"),
+    "swin": dataclasses.replace(SWIN, mask_token=False),
+}
+
+
+WRITTEN = [("timm", *KINDS), ("hf", "plain", "rope")]
+
+
+@pytest.mark.parametrize(
+    "to, name, field",
+    [
+        (to, name, field)
+        for to, *names in WRITTEN
+        for name in names
+        for field in sorted({*described.FUNCTION, "norm_eps"} - WITHOUT[name])
+    ],
+)
+def test_no_setting_is_forgotten(to, name, field):
+    """It is in the library's files, or a remark names it, or it is refused."""
+    network = networks.of(KINDS[name])
+    heads = {"heads": 16} if name == "swin" else {}
+    other = dataclasses.replace(KINDS[name], **{field: (OTHERS | heads)[field]})
+    params = hub._learned(KINDS[name], network.backbone)
+
+    def written(shape):
+        hub.check_network(shape, to)
+        found = hub.TARGETS[to](described.Network(shape, params, "mean", ""))
+        return json.dumps([found.config, found.files, found.remarks])
+
+    before = written(KINDS[name])
+    try:
+        assert written(other) != before
+    except InputError as error:
+        assert field in str(error)
 
 
 def test_the_card_tells_which_tokens_are_what(exported):
@@ -156,6 +233,7 @@ def test_the_card_tells_which_tokens_are_what(exported):
     ("to", "changes", "named"),
     [
         ("timm", {"norm_eps": 1e-5}, "norm_eps.*--to hf"),
+        ("timm", dataclasses.asdict(SWIN) | {"norm_eps": 1e-4}, "norm_eps.*onnx"),
         ("hf", {"cls": False, "layer_scale": 0.1}, "LayerScale.*--to timm"),
         ("hf", {"cls": False, "queries": 2}, "query tokens"),
         ("hf", {"registers": 2, "mlp_ratio": 2.5}, "mlp_ratio"),
@@ -190,6 +268,64 @@ def test_other_folders_are_left_alone(exported, tmp_path):
             ssl_jax.export(encoder, place, to=to)
 
 
+def test_a_card_that_somebody_changed_stays(tmp_path):
+    """With licence and intended use; one that nobody changed follows the network."""
+    first, second = networks.network("plain"), networks.network("timm_rule")
+    ssl_jax.export(first, tmp_path / "a", to="timm")
+    card_file, count = (
+        tmp_path / "a/README.md",
+        len(ssl_jax.export(second, tmp_path / "a", to="timm")),
+    )
+    text = card_file.read_text()
+    assert "0.5 0.4 0.3" in text
+    card_file.write_text(f"{text}\nLicence: MIT")
+    for _ in range(2):
+        remarks = ssl_jax.export(first, tmp_path / "a", to="timm")
+        assert card_file.read_text() == f"{text}\nLicence: MIT"
+        assert "README.md" in remarks[-1]
+    assert count == 0 and ssl_jax.load(tmp_path / "a").shape.mean == first.shape.mean
+
+
+def test_a_killed_export_leaves_no_mixture(tmp_path, monkeypatch):
+    first, second = networks.network("plain"), networks.of(networks.PLAIN)
+    second.backbone["cls"] = second.backbone["cls"] + 1
+    ssl_jax.export(first, tmp_path / "a", to="timm")
+    before, done = (tmp_path / "a/model.safetensors").read_bytes(), []
+
+    def killed(source, target, replace=os.replace):
+        done.append(target)
+        if len(done) > 1:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ssl_jax.export(second, tmp_path / "a", to="timm")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == before
+    with pytest.raises(InputError, match="another export"):
+        ssl_jax.load(tmp_path / "a")
+    (tmp_path / f"a/config.json{writing.UNFINISHED}").touch()  # of a process that was killed
+    ssl_jax.export(second, tmp_path / "a", to="timm")
+    np.testing.assert_array_equal(
+        ssl_jax.load(tmp_path / "a").backbone["cls"], second.backbone["cls"]
+    )
+
+
+@pytest.mark.parametrize("image", ["foo", "queries", ["cls"]])
+def test_an_image_vector_that_the_network_lacks_is_refused(exported, tmp_path, image):
+    encoder, folder, _ = exported("timm", "plain")
+    shutil.copytree(folder, tmp_path / "a")
+    config = json.loads((folder / "config.json").read_text())
+    config["ssl_jax"]["image"] = image
+    (tmp_path / "a/config.json").write_text(json.dumps(config))
+    saved = own.Saved(config_lib.to_json(encoder.config), {"backbone": encoder.backbone}, None, {})
+    own.write(tmp_path / "b.npz", saved._replace(notes={"image": image}))
+    for name in ("a", "b.npz"):
+        with pytest.raises(InputError, match=f"{name}.*image"):
+            ssl_jax.load(tmp_path / name)
+
+
 @pytest.mark.parametrize("text", ["{", '{"ssl_jax": 1}', '{"ssl_jax": {"model": {"wings": 2}}}'])
 def test_a_damaged_config_is_named(exported, tmp_path, text):
     shutil.copy(exported("timm", "plain")[1] / "model.safetensors", tmp_path)
@@ -210,14 +346,14 @@ def load(folder, tensors, **files) -> encoder_lib.Encoder:
 
 def test_a_folder_of_timm_needs_no_key(tmp_path):
     """As on the hub: the names alone could be DINO's or MAE's."""
-    tensors = published.encoder(d=64)
+    tensors = published.encoder(d=192)
     prepared = dict(mean=[0.5, 0.4, 0.3], std=[0.3, 0.2, 0.1], input_size=[3, 16, 16])
     new = dict(architecture="vit_tiny_patch16_224", global_pool="avg", pretrained_cfg=prepared)
     for config in (new, dict(architecture=new["architecture"], global_pool="avg", **prepared)):
         encoder = load(tmp_path, tensors, config=config)
         c = encoder.shape
         assert (c.mean, c.std) == ((0.5, 0.4, 0.3), (0.3, 0.2, 0.1))
-        assert (c.resize_kernel, c.norm_eps, c.gelu, c.heads) == ("antialias-0.5", 1e-6, "erf", 1)
+        assert (c.resize_kernel, c.norm_eps, c.gelu, c.heads) == ("antialias-0.5", 1e-6, "erf", 3)
         assert encoder.image_token == "mean"
     more = {"model_args": {"num_heads": 4, "act_layer": "gelu_tanh"}}
     c = load(tmp_path, tensors, config=new | more).shape
@@ -235,6 +371,8 @@ def test_a_folder_of_timm_needs_no_key(tmp_path):
     ):
         with pytest.raises(InputError, match=named):
             load(tmp_path, tensors, config=new | other)
+    with pytest.raises(InputError, match="heads=N"):  # timm's test_vit, with two
+        load(tmp_path, published.encoder(d=64), config=dict(architecture="vit_test"))
 
 
 def test_a_folder_of_transformers_needs_no_key(tmp_path):
@@ -270,8 +408,8 @@ def test_a_folder_of_transformers_needs_no_key(tmp_path):
 
 def test_codes_of_registers_are_taken_into_them(tmp_path):
     """timm's default: a position embedding for every token in front."""
-    tensors, rng = published.encoder(d=64), np.random.default_rng(0)
-    codes, tokens = (rng.standard_normal((1, 3, 64)).astype(np.float32) for _ in range(2))
+    tensors, rng = published.encoder(d=192), np.random.default_rng(0)
+    codes, tokens = (rng.standard_normal((1, 3, 192)).astype(np.float32) for _ in range(2))
     first, rest = np.split(tensors["pos_embed"], [1], axis=1)
     own = np.concatenate([first, codes, rest], axis=1)
     config, images = dict(architecture="vit_tiny_patch16_224"), networks.pictures((16, 16))

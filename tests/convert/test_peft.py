@@ -1,5 +1,6 @@
 """Adapters as PEFT has them: what a run exports, and that PEFT computes our features with it."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,8 +13,9 @@ from ssl_jax import cli, trees
 from ssl_jax.config import InputError
 from ssl_jax.convert import peft as ours
 from ssl_jax.methods import encoder as encoder_lib
-from ssl_jax.models import lora
+from ssl_jax.models import lora, vit
 from tests.convert import networks
+from tests.convert.test_swin import CONFIG as SWIN
 from tests.models.test_lora import MODEL
 
 ALL = MODEL.copy_and_resolve_references()
@@ -21,8 +23,9 @@ ALL.lora_on = ("qkv", "proj", "fc1", "fc2")
 
 
 def adapted(name):
-    """A network without adapters, its adapters, and the network with them."""
-    plain, rng = networks.network(name), np.random.default_rng(2)
+    """A network without adapters, its adapters, and the network with them; none has queries."""
+    plain = networks.of(dataclasses.replace(networks.config(name), queries=0))
+    rng = np.random.default_rng(2)
     params = lora.init(plain.backbone, ALL, jax.random.key(0))
 
     def moved(path, x):
@@ -53,6 +56,37 @@ def test_one_kernel_of_ours_is_three_of_theirs(tmp_path):
     (tmp_path / "out/mine.txt").write_text("x")
     with pytest.raises(InputError, match="folder of adapters"):
         ours.write(tmp_path / "out", plain.shape, adapters, alpha=6.0, base="b")
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        (dataclasses.asdict(SWIN), "model.stages"),
+        (dict(mlp="swiglu"), "model.mlp"),
+        (dict(stem="conv"), "model.stem"),
+        (dict(in_channels=1, mean=(0.5,), std=(0.5,)), "model.in_channels"),
+        (dict(queries=2), "model.queries"),
+    ],
+)
+def test_what_transformers_cannot_have_is_refused(tmp_path, changes, named):
+    shape = dataclasses.replace(networks.PLAIN, **changes)
+    adapters = lora.adapters(
+        lora.init(vit.vit(shape).init(jax.random.key(0)), ALL, jax.random.key(1))
+    )
+    with pytest.raises(InputError, match=named):
+        ours.write(tmp_path / "out", shape, adapters, alpha=1.0, base="b")
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_of_others_stay(tmp_path):
+    plain, adapters, _ = adapted("plain")
+    ours.write(tmp_path, plain.shape, adapters, alpha=6.0, base="b")
+    ours.write(tmp_path, plain.shape, adapters, alpha=6.0, base="b")  # its own again
+    file = tmp_path / "adapter_model.safetensors"
+    safetensors.numpy.save_file({"a": np.ones(1)}, file)
+    with pytest.raises(InputError, match="folder of adapters"):
+        ours.write(tmp_path, plain.shape, adapters, alpha=6.0, base="b")
+    assert safetensors.numpy.load_file(file).keys() == {"a"}
 
 
 def test_a_network_without_adapters_exports_none(tmp_path, capsys):

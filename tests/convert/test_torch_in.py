@@ -291,7 +291,7 @@ def test_heads_of_dinov2():
 
 def test_the_shape_of_an_encoder_is_read_off_its_weights(saved):
     path = saved(published.encoder(depth=3, d=128, patch=2, grid=5))
-    c = convert.load_vit(path, family="dino")[0]
+    c = convert.load_vit(path, family="dino", heads=2)[0]
     assert (c.width, c.depth, c.heads, c.patch, c.image_size) == (128, 3, 2, 2, 10)
     assert c.hidden == 256 and c.cls and not c.queries and not c.mask_token
     path = saved(published.encoder(cls=False))
@@ -299,16 +299,21 @@ def test_the_shape_of_an_encoder_is_read_off_its_weights(saved):
     assert not config.cls and "cls" not in params
 
 
-@pytest.mark.parametrize("width, heads", [(192, 3), (1152, 16), (1280, 16), (1664, 16), (1728, 0)])
+@pytest.mark.parametrize(
+    "width, heads",
+    [(192, 3), (1152, 16), (1280, 16), (1664, 16), *((width, 0) for width in (64, 96, 432, 1728))],
+)
 def test_heads_of_published_widths(saved, width, heads):
     """ViT-H has 16 heads of 80; of a width that nobody has published, a file says nothing."""
     path = saved(published.encoder(depth=1, d=width))
+    stated, _, report = convert.load_vit(path, family="timm", heads=2)
+    assert stated.heads == 2
     if heads:
-        assert convert.load_vit(path, family="timm")[0].heads == heads
+        usual, _, guessed = convert.load_vit(path, family="timm")
+        assert usual.heads == heads and guessed.notes != report.notes  # it says so
         return
     with pytest.raises(InputError, match="heads=N"):
         convert.load_vit(path, family="timm")
-    assert convert.load_vit(path, family="timm", heads=27)[0].heads == 27
 
 
 def test_a_class_token_with_a_code_or_learned_codes_stays(saved):
@@ -406,11 +411,10 @@ def test_student_and_teacher_are_told_by_their_names():
         prefixed("student_backbone.", PLAIN) | prefixed("teacher_backbone.", published.encoder(1))
     )
     assert found.family == "dino" and set(found.trees) == {"student", "teacher"}
-    found = torch_in.translate(  # I-JEPA's
-        prefixed("encoder.module.", PLAIN)
-        | prefixed("target_encoder.module.", published.encoder(1)),
-        family="dino",
-    )
+    for words in ("target_encoder.module.", "model_ema.", "state_dict_ema."):  # not DINO's alone
+        averaged = prefixed("encoder.module.", PLAIN) | prefixed(words, published.encoder(1))
+        found = torch_in.translate(averaged)
+        assert found.family == "vit" and set(found.trees) == {"", "teacher"}
     bias = published.encoder(1)["norm.bias"]
     np.testing.assert_array_equal(found.tree("teacher").arrays["backbone/norm/bias"], bias)
     t = RECOGNISED["timm"]
@@ -427,6 +431,11 @@ def test_what_is_no_weight_is_not_reported_and_buffers_are_left():
     state = {"optimizer.state.0.exp_avg": one, "dino_loss.center": one, "fp16_scaler.x": one}
     found = torch_in.translate(prefixed("teacher.", published.encoder()) | state)
     assert set(found.trees) == {"teacher"} and not found.tree("teacher").left
+    for front in ("", "model.", "teacher.backbone."):  # timm's buffers of Swin
+        names = ("attn_mask", "attn.relative_position_index")
+        masks = prefixed(f"{front}layers.1.blocks.1.", dict.fromkeys(names, np.ones((2, 9, 9))))
+        found = torch_in.translate(prefixed(front, published.swin(1)) | masks)
+        assert all(not tree.left for tree in found.trees.values())
     buffers = {"head.mlp.num_batches_tracked": np.array(3), "queue": np.ones((2, 2), np.float32)}
     found = torch_in.translate(published.encoder() | buffers)
     assert set(found.tree("").left) == set(buffers)
@@ -457,9 +466,39 @@ def test_dinov3_under_all_names_is_one_network(saved, family, gated):
     np.testing.assert_allclose(ours.patches, wanted[:, 4:], atol=2e-5)
 
 
+@pytest.mark.parametrize("parts", [("student", "teacher"), ("teacher",)])
+def test_stellar_saved_by_parts(parts):
+    """As the message on files with Python objects recommends."""
+    t = {part: published.stellar_encoder(seed) for seed, part in enumerate(parts)}
+    found = torch_in.translate({f"{part}.{name}": x for part in t for name, x in t[part].items()})
+    assert found.family == "stellar" and set(found.trees) == set(parts)
+    for part in parts:
+        queries = found.tree(part).arrays["backbone/queries"]
+        np.testing.assert_array_equal(queries, t[part]["sparse_tokens"])
+
+
+@pytest.mark.parametrize(
+    "family, gone, named",
+    [
+        ("hf_dinov3", "layer.0.mlp.up_proj.weight", "up_proj"),
+        ("hf_dinov3", "layer.0.attention.v_proj.bias", "v_proj"),
+        ("dinov3", "blocks.0.attn.qkv.bias", "qkv.bias"),
+    ],
+)
+def test_dinov3_without_a_tensor_is_refused(family, gone, named):
+    t = published.dinov3_as(family, published.dinov3(gated=True))
+    t = {name: tensor for name, tensor in t.items() if name != gone}
+    with pytest.raises(InputError, match=named):
+        torch_in.translate(t, family=family)
+
+
 @pytest.mark.parametrize(
     "named, changes",
     [
+        (
+            "shape",
+            {"blocks.0.attn.qkv.bias": np.ones(7), "blocks.0.attn.qkv.bias_mask": np.ones(7)},
+        ),
         ("key", {f"blocks.0.attn.qkv.{name}": np.ones(3 * D) for name in ("bias", "bias_mask")}),
         ("periods", {"rope_embed.periods": np.array([1.0, 7.0])}),
         ("cls_norm", {"cls_norm.weight": np.ones(D)}),
