@@ -189,6 +189,8 @@ def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored
     images or a source; see `ssl_jax.embed`. Raises InputError if the set has several parts and
     `data` names none."""
     share = monitored.SHARE
+    if size is not None and size < 0:
+        raise InputError(f"size is {size}; use a number of pixels, or 0 for images as stored")
     if isinstance(data, str | Path):
         data = source_lib.at(str(data), encoder.config.get("data"))
     if isinstance(data, Mapping):

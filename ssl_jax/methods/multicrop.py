@@ -127,9 +127,9 @@ def global_token(tokens: vit.Tokens, kind: str) -> jax.Array:
     if kind == "queries":
         assert tokens.queries is not None
         return tokens.queries.mean(axis=-2)
-    if kind != "cls":
+    if kind == "mean":
         return tokens.patches.mean(axis=-2)
-    assert tokens.cls is not None  # see `check_token`
+    assert kind == "cls" and tokens.cls is not None, kind  # see `check_token`
     return tokens.cls
 
 

@@ -32,7 +32,7 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
         steps, or if the config's plan differs from the run's.
     """
     workdir = Path(workdir)
-    if extend is not None and not (done := _steps(workdir)):
+    if extend is not None and not (done := saved_steps(workdir)):
         raise InputError(
             f"--extend={extend}: {workdir} holds no checkpoint; start the run without --extend"
         )
@@ -98,7 +98,7 @@ def set_aside(workdir: Path, step: int) -> None:
             os.replace(workdir / name, folder / name)
 
 
-def _steps(workdir: Path) -> list[int]:
+def saved_steps(workdir: Path) -> list[int]:
     """Steps of the complete checkpoints in a run directory."""
     folder = workdir / "checkpoints"
     names = os.listdir(folder) if folder.is_dir() else ()

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError, key
-from ssl_jax.convert import fill, own, places, torch_in, vit_in
+from ssl_jax.convert import described, fill, own, places, torch_in, vit_in
 from ssl_jax.convert.weights import Report, Source, Weights, brief
 from ssl_jax.methods import frozen
 from ssl_jax.models import lora, zoo
@@ -23,17 +23,8 @@ from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
 
-# Keys of the section `model` that change the function of the same weights.
-_MODEL = (
-    *("heads", "stem", "gelu", "mlp", "qkv_bias", "position_resize", "resize_kernel"),
-    *("norm_eps", "mean", "std"),
-)
-_ROPE = ("position", "rope_base", "rope_rounded")  # further such keys of networks with RoPE
-
-
 # Fields of ViTConfig that a run may choose freely with any initial weights.
-_CHOSEN = {"drop_path", "init_std", "position_std", "cls_std", "mask_token", "queries"}
-_CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", "rope_rescale"}
+_CHOSEN = described.FREE | {"queries", "dtype"}
 
 CHANNELS = key(
     "mean",
@@ -45,8 +36,10 @@ CHANNELS = key(
 # The layers that read channels: [side^2 * channels, d], with the channel as the fastest index.
 _FIRST = ("backbone/patch/kernel", "backbone/patch/convs/0/kernel")
 
-# {prefix in a classifier (methods.finetune): prefix of the projection head's first layer}
-_FIRST_LAYER = {"hidden/linear/": "head/mlp/0/"}
+_RESHAPED = {*_FIRST, "backbone/position"}  # for another network
+# The hidden layer of a classifier (methods.finetune), and the first layers of projection heads.
+_HIDDEN = "hidden/linear/"
+_FIRST_LAYERS = ("head/mlp/0/", "head/trunk/mlp/0/", "token_head/projection/mlp/0/")
 
 
 def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> ConfigDict:
@@ -54,8 +47,8 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     otherwise the config itself.
 
     The config's values stay for keys that only change training, for query tokens that the weights
-    lack, and for channels (with mean and std) if their number differs. A config without a class
-    token (FLSL) keeps none.
+    lack, for attention heads of a published network that does not state them, and for channels
+    (with mean and std) if their number differs. A config without a class token (FLSL) keeps none.
 
     recorded: section `model` of a run being resumed, whose initial weights may be gone; else None.
 
@@ -70,7 +63,7 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
             " weights"
         )
     if recorded is None:
-        fields = _fields(config.init_from)
+        fields = _fields(config.init_from, config.model)
     else:
         fields = vars(zoo.vit_config(recorded))
     model = {name: value for name, value in fields.items() if name not in _CHOSEN}
@@ -84,15 +77,16 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     return changed
 
 
-def _fields(path: str) -> dict[str, Any]:
-    """{field of ViTConfig: value} of the network in a file or folder, as far as they are known."""
+def _fields(path: str, model: ConfigDict) -> dict[str, Any]:
+    """{field of ViTConfig: value} of the network in a file or folder, as far as they are known, see
+    `vit_in.known_fields`."""
     place = places.find(path)
     if place.is_run:
         text = checkpoint.newest(place.path, lambda saved, step: saved.meta(step)["config"])
     elif network := place.saved():
         text = network.config
     else:
-        return {"queries": 0} | vit_in.known_fields(place.path)
+        return {"queries": 0} | vit_in.known_fields(place.path, model)
     config = _config(text)
     return dict(vars(zoo.vit_config(config.model)))
 
@@ -176,6 +170,7 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
     encoder, old = {"backbone": network["backbone"]}, state.constants[frozen.NAME]
     if path := config.gram.file:
         weights = _source(path, jax.tree.leaves(old)[0].sharding.mesh).tree("teacher")
+        weights = _for_channels(encoder, weights, config)
         encoder, report = fill.fill(encoder, weights, only="backbone", model=config.model)
         if report.missing:
             raise InputError(
@@ -208,7 +203,11 @@ def _source(path: str, mesh) -> Source:
 
 def _run_folder(path: Path, mesh) -> Source:
     """Reads a run directory or one of its checkpoints: the trees "student" (with any constants) and
-    "teacher"."""
+    "teacher", sharded but for arrays that each process may have to reshape."""
+    whole = jax.jit(lambda array: array, out_shardings=sharding.replicated(mesh))
+
+    def reshapeable(tree):
+        return trees.map_with_path(lambda path, x: whole(x) if path in _RESHAPED else x, tree)
 
     def read_step(saved, step):
         config = _config(saved.meta(step)["config"])
@@ -222,9 +221,9 @@ def _run_folder(path: Path, mesh) -> Source:
     step, config, fields = checkpoint.newest(path, read_step)
     params, teacher = fields["params"], fields["teacher"]
     student = lora.network(params, None, config.model)
-    parts = {"student": student | _constants(fields["constants"])}
+    parts = {"student": reshapeable(student) | _constants(fields["constants"])}
     if teacher is not None:
-        parts["teacher"] = lora.network(params, teacher, config.model)
+        parts["teacher"] = reshapeable(lora.network(params, teacher, config.model))
     title = f"{config.method} of ssl_jax, step {step}"
     return _source_of(path, title, config, parts)
 
@@ -251,7 +250,8 @@ def _constants(tree) -> dict:
 
 
 def _source_of(path: str | Path, title: str, config, parts: dict) -> Source:
-    keys = _MODEL + (_ROPE if config.model.get("position") == "rope" else ())
+    rotates = config.model.get("position") == "rope"  # arrays show other position embeddings
+    keys = (*described.FUNCTION, "norm_eps", *(("position",) if rotates else ()))
     model = {name: config.model[name] for name in keys if name in config.model}
 
     def weights(tree):
@@ -287,16 +287,16 @@ def _with_first_layer(tree, weights: Weights) -> Weights:
     if `tree` has one. Raises InputError if they have neither."""
     arrays, names = dict(weights.arrays), dict(weights.names)
     for path in trees.flatten(tree):
-        for ours, theirs in _FIRST_LAYER.items():
-            if not path.startswith(ours) or path in arrays:
-                continue
-            other = path.replace(ours, theirs, 1)
-            if other not in arrays:
-                raise InputError(
-                    f"{weights.source} ({weights.title}) has no projection head whose first layer"
-                    " could start the classifier; set finetune.hidden=0"
-                )
-            arrays[path], names[path] = arrays[other], names[other]
+        if not path.startswith(_HIDDEN) or path in arrays:
+            continue
+        others = (path.replace(_HIDDEN, theirs, 1) for theirs in _FIRST_LAYERS)
+        other = next((one for one in others if one in arrays), None)
+        if other is None:
+            raise InputError(
+                f"{weights.source} ({weights.title}) has no projection head whose first layer"
+                " could start the classifier; set finetune.hidden=0"
+            )
+        arrays[path], names[path] = arrays[other], names[other]
     return weights._replace(arrays=arrays, names=names)
 
 

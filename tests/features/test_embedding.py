@@ -77,6 +77,8 @@ def test_native_sizes(network, folder):
     image = decode.decode_image(str(folder / "a/1.png"))
     middle = network(image[None, :8, :16]).patches  # of 9 x 17 pixels, the central 8 x 16
     np.testing.assert_allclose(found["patches"][9:17], middle.reshape(8, 16), atol=1e-5)
+    with pytest.raises(InputError, match="size is -3"):
+        ssl_jax.embed(network, np.zeros((1, 8, 8, 3), np.uint8), size=-3)
     same = ssl_jax.embed(network, some(folder) | {"size": 0}, tokens=("patches",), batch_size=2)
     np.testing.assert_array_equal(same["patches"], found["patches"])
 

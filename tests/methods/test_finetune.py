@@ -182,6 +182,20 @@ def test_from_a_saved_network_at_another_size(tmp_path):
     same(after.params["backbone"]["blocks"], params["backbone"]["blocks"])
 
 
+@pytest.mark.parametrize(
+    "name, layer, changes",
+    [
+        ("cribo", "head/trunk/mlp/0", {}),
+        ("stellar", "token_head/projection/mlp/0", dict(model__queries=3)),
+    ],
+)
+def test_the_first_layer_of_other_heads(name, layer, changes, tmp_path):
+    path, params = save(tmp_path, tiny.config(name), 8)
+    _, after = started(path, finetune__hidden=32, **changes)
+    first = {key: trees.flatten(params)[f"{layer}/{key}"] for key in ("kernel", "bias")}
+    same(after.params["hidden"]["linear"], first)
+
+
 def test_from_a_finetuned_network(tmp_path):
     path, params = save(tmp_path, config(), 6)
     same(started(path)[1].params, params)  # its classifier too

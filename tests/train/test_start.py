@@ -18,6 +18,7 @@ from ssl_jax.convert import own
 from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.evals import section
+from ssl_jax.methods import frozen
 from ssl_jax.train import best as best_lib
 from ssl_jax.train import checkpoint, log, loop, state
 from ssl_jax.train import start as start_lib
@@ -130,6 +131,21 @@ def test_a_patch_embedding_of_three_channels_made_one_of_more(both, capsys, how,
     assert f"of 3 channels made one of {channels} ({how})" in capsys.readouterr().out
 
 
+def test_a_gram_teacher_of_three_channels(both):
+    c = tiny.config("sop", gram__weight=1.0, gram__file=str(both[0]), views__gray_prob=0.0)
+    c.model.in_channels, c.model.mean, c.model.std = 5, (0.5,) * 5, (0.2,) * 5
+    c.model.position_resize, c.views.jitter, c.evals.tasks = "dino_offset", (0.4, 0.4, 0.0, 0.0), ()
+    run = api.prepare(c, ArraySource(np.zeros((40, 24, 24, 5), np.uint8)))
+    zeros = jax.tree.map(
+        lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding),
+        {name: getattr(run.abstract, name) for name in ("params", "teacher", "constants")},
+    )
+    made = start_lib.anchored(run.config, run.abstract._replace(**zeros)).constants
+    kernel = np.asarray(made[frozen.NAME]["patch"]["kernel"]).reshape(16, 5, 16)
+    np.testing.assert_array_equal(kernel[:, 0], kernel[:, 4])
+    assert kernel.any()
+
+
 @pytest.mark.slow
 def test_the_same_on_any_mesh(both):
     _, one = fresh(init_from=str(both[0]), **OFFSET)
@@ -155,8 +171,12 @@ def test_a_resumed_run_reads_none_of_them(both, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_model_follows_the_weights(both, tmp_path, capsys):
-    """Also of a run that is continued when they are gone; its best network stays."""
+    """Also of a run that is continued when they are gone; its best network stays. What a start
+    that ended before its first checkpoint has left says nothing."""
     run = tmp_path / "run"
+    run.mkdir()
+    failed = tiny.resolved(tiny.config("dino", model__depth=1))
+    (run / "config.json").write_text(config_lib.to_json(failed))
     given = [f"--config.init_from={both[0]}", "--config.init_model=True", "--config.optim.steps=2"]
     given += ["--config.model.depth=3", "--config.model.heads=1", "--config.evals.best=knn"]
     given += ["--config.evals.tasks=knn", "--config.evals.every_steps=1"]
@@ -174,6 +194,15 @@ def test_the_model_follows_the_weights(both, tmp_path, capsys):
     given += ["--config.evals.baselines=False", "--extend=3"]
     assert train(run, *given) == loop.EXIT_DONE
     assert "resuming from step 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width, heads", [(0, 12), (384, 12), (96, 6)])
+def test_heads_that_no_file_states_are_the_configs(tmp_path, width, heads):
+    """MoCo v3's ViT-S has 12. A config of another width says nothing of these weights."""
+    np.savez(tmp_path / "a.npz", **published.encoder(depth=1, d=384))
+    config = tiny.config("dino", init_from=str(tmp_path / "a.npz"), init_model=True)
+    config.model.heads, config.model.width = 12, width
+    assert start_lib.shaped(config).model.heads == heads
 
 
 def test_weights_are_asked_for():
