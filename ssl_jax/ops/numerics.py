@@ -78,10 +78,7 @@ def precision_of(dtype: DTypeLike) -> str | None:
 
 
 def product(
-    pattern: str,
-    *arrays: ArrayLike,
-    precision: Precision = None,
-    out: DTypeLike | None = None,
+    pattern: str, *arrays: ArrayLike, precision: Precision = None, out: DTypeLike | None = None
 ) -> jax.Array:
     """`jnp.einsum` with the precision that ops and networks share: `precision_of`, or another one.
     out: type in which products are summed and returned; None: that of the arrays."""
