@@ -30,9 +30,10 @@ from experiments import runs, tables
 from experiments.tables import ROOT
 from ssl_jax import config as config_lib
 from ssl_jax import evals
+from ssl_jax.config import InputError
 
-# Of a resolved config: what follows from other keys.
-_FOLLOWS = ("run.", "expected.", "evals.")
+# Of a resolved config: what follows from other keys, or often does.
+_FOLLOWS = ("run.", "expected.", "evals.", "folder")
 
 
 def main(argv=None) -> int:
@@ -56,6 +57,8 @@ def main(argv=None) -> int:
     if not args.config or bool(args.grid) == bool(args.list):
         parser.error("--config=NAME and one of --grid and --list are needed, or --table")
     changes = of_grid(args.grid) if args.grid else of_list(args.list)
+    keys = dict.fromkeys(part.partition("=")[0] for change in changes for part in change)
+    args.keys = args.keys or ",".join(keys)
     wanted = [
         runs.Run(
             args.config,
@@ -100,7 +103,15 @@ def submit(wanted: list[runs.Run], folder: Path, options: str) -> int:
 
 
 def report(folders: list[Path], args) -> str:
-    """Prints the table; writes it between two marks of a document if there is a name."""
+    """Prints the table of the finished runs and names the others; writes it between two marks of a
+    document if there is a name. Raises InputError if no run, or with `gains` not the first one, is
+    finished."""
+    done = [folder for folder in folders if runs.Run("", folder).done]
+    if not done or (args.gains and done[0] != folders[0]):
+        raise InputError(f"{folders[0]} has no results yet; wait for the run, or resume it")
+    if left := [folder.name for folder in folders if folder not in done]:
+        print(f"without results yet: {', '.join(left)}", file=sys.stderr)
+    folders = done
     rows = gains(folders) if args.gains else table(folders, args.keys.split(",") * bool(args.keys))
     text = tables.markdown(rows)
     print(text, end="")
@@ -125,10 +136,14 @@ def of_list(file: Path) -> list[tuple[str, ...]]:
 
 
 def table(folders: list[Path], keys: Sequence[str] = ()) -> list[list[str]]:
-    """Rows of cells: of each run the given keys, or those that differ among all of them, and its
-    scores; the baselines below, with the mean over the runs that have them."""
+    """Rows of cells: of each run the given keys, or those that differ among all of them (and its
+    folder, if they do not tell the runs apart), and its scores; the baselines below, with the mean
+    over the runs that have them."""
     results, configs = read(folders)
-    keys, scores = keys or differing(list(configs.values())), measured(results)
+    keys, scores = list(keys) or differing(list(configs.values())), measured(results)
+    different = {tuple(str(config.get(key)) for key in keys) for config in configs.values()}
+    if not keys or len(different) < len(configs):
+        keys.append("folder")
     rows = [[*keys, *(evals.TYPES[name].heading for name in scores)]]
     for folder, result in results.items():
         cells = [str(configs[folder].get(key, "-")) for key in keys]
@@ -155,14 +170,17 @@ def gains(folders: list[Path]) -> list[list[str]]:
         keys, now = differing([configs[base], configs[folder]]), results[folder]["trained"]
         changes = ", ".join(f"{key}={configs[folder].get(key, '-')}" for key in keys)
         cells = [f"{now[name]:.1f} ({now[name] - first[name]:+.1f})" for name in scores]
-        rows.append([f"`{changes}`" if changes else "none", *cells])
+        rows.append([f"`{changes or folder.name}`", *cells])
     return rows
 
 
 def read(folders: list[Path]) -> tuple[dict[Path, dict], dict[Path, dict]]:
     """Results and resolved configs {key: value} of finished runs."""
     texts = {folder: (folder / "config.json").read_text() for folder in folders}
-    configs = {folder: config_lib.flatten(json.loads(text)) for folder, text in texts.items()}
+    configs = {
+        folder: config_lib.flatten(json.loads(text)) | {"folder": folder.name}
+        for folder, text in texts.items()
+    }
     return {folder: {"trained": {}} | runs.read(folder) for folder in folders}, configs
 
 
@@ -175,14 +193,8 @@ def measured(results: dict[Path, dict]) -> list[str]:
 def differing(configs: list[dict]) -> list[str]:
     """Keys whose values are not the same in all configs {key: value}, but what follows from other
     keys."""
-    every = dict.fromkeys(key for config in configs for key in config)
-    absent = object()
-
-    def differs(key):
-        first, *others = (config.get(key, absent) for config in configs)
-        return any(other != first for other in others)
-
-    return [key for key in every if not key.startswith(_FOLLOWS) and differs(key)]
+    keys = {key for config in configs for key in config_lib.changed(configs[0], config)}
+    return sorted(key for key in keys if not key.startswith(_FOLLOWS))
 
 
 if __name__ == "__main__":

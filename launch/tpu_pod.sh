@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Trains one config on a TPU slice of Google Cloud: copies this checkout to every host, installs it
-# and starts the same command on each; the processes find each other by the slice's metadata.
+# Trains one config on a TPU slice of Google Cloud: copies this checkout, which must have no changes
+# that are not committed, to every host, installs it and starts the same command on each; the
+# processes find each other by the slice's metadata.
 #
 #   bash launch/tpu_pod.sh NAME ZONE --config=sop:vitl16 --config.data.dir=/mnt/share/tfds \
 #       --workdir=/mnt/share/runs/a
@@ -29,7 +30,14 @@ if [ "$1" = stop ]; then
   exit
 fi
 
-archive="$(mktemp -d)/ssl_jax.tar.gz"
+changed="$(git status --porcelain)"
+if [ -n "$changed" ]; then
+  echo "only commits are copied; commit or stash first: ${changed//$'\n'/,}" >&2
+  exit 2
+fi
+folder="$(mktemp -d)"
+trap 'rm -r "$folder"' EXIT
+archive="$folder/ssl_jax.tar.gz"
 git archive --format=tar.gz --prefix=ssl_jax/ --output="$archive" HEAD
 gcloud compute tpus tpu-vm scp "$archive" "$name": --zone="$zone" --worker=all
 # The images of TPU VMs have Python 3.10; uv brings another.

@@ -257,7 +257,8 @@ def export(
                 f"adapters are exported to hf, of a run with model.lora; not {encoder} to {to}"
                 " (a network that was saved has them added to its weights)"
             )
-        base, alpha = encoder.config.init_from, encoder.config.model.lora_alpha
+        # Without the folders of this machine.
+        base, alpha = Path(encoder.config.init_from).name, encoder.config.model.lora_alpha
         peft.write(path, encoder.shape, encoder.adapters["backbone"], alpha=alpha, base=base)
         return [f"Without adapters: the network of {base}, which must be a model of transformers."]
     about = about or card.About(encoder.config.method, step=encoder.step)

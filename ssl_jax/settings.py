@@ -41,8 +41,9 @@ def sections() -> dict:
         ),
         init_from=key(
             "",
-            'weights to start from: a file, a run, or one of its checkpoints; "" = random. Ignored'
-            " when a run is resumed",
+            'weights to start from: a file, a run, or one of its checkpoints; "" = random. Not read'
+            " again when a run is resumed",
+            path=True,
             acts="",
         ),
         init_only=key(
@@ -59,8 +60,8 @@ def sections() -> dict:
         init_channels=start.CHANNELS,
         imports=key(
             (),
-            "modules to import first, which register your own methods, evaluations or data"
-            " (--import)",
+            "modules to import first, which register your own methods, evaluations or data;"
+            " --import=MODULE adds one",
             element="my.module",
             free=True,
             acts="runs code when imported",

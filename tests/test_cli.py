@@ -5,6 +5,7 @@ Promises about the process itself are in tests/process/test_cli.py.
 """
 
 import collections
+import errno
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ from ml_collections import FrozenConfigDict
 from PIL import Image
 
 from ssl_jax import api, cli, evals, settings
-from ssl_jax.cli import cache, platforms, show
+from ssl_jax.cli import cache, export, platforms, show
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import log, loop
@@ -101,6 +102,8 @@ BAD = """
         --config.evals.knn.data.dir=/none -> /none
     train CONFIG --workdir=RUN --profile=5 -> --profile
     train --import=no_such_module --config=dino:photos --workdir=RUN -> no_such_module
+    train --import=ssl_jax.nosuch --config=dino:photos --workdir=RUN -> ssl_jax.nosuch
+    train CONFIG --config.imports=json.nosuch --workdir=RUN -> json.nosuch
     train CONFIG --workdir=RUN --extend=2e3 -> --extend
     train CONFIG --workdir=RUN --extend=2000 -> --extend
     train CONFIG --row=sop/table10/K1024 --workdir=RUN -> --row
@@ -172,6 +175,7 @@ BAD_FOR_A_RUN = """
     train CONFIG --workdir=HERE -> config.json
     eval RUN --out=HERE/scores.json -> scores.json
     eval RUN --out=HERE -> results.txt
+    eval RUN --out=HERE/scores -> scores
     report RUN --out=HERE/report.html -> report.html
     export RUN --to=npz --out=HERE/a.npz -> a.npz
     export RUN --to=safetensors --out=HERE/a.safetensors -> a.safetensors
@@ -317,6 +321,12 @@ def test_a_run_of_a_row_has_its_config_and_numbers(monkeypatch, tmp_path):
     assert (config.sop.cls.anchors, config.optim.epochs, config.optim.lr) == (1024, 300.0, 1.0)
 
 
+def test_a_run_below_the_home_folder_is_found(refused, finished, monkeypatch):
+    monkeypatch.setenv("HOME", str(finished.parent))
+    words = ("train", CONFIG, f"--workdir=~/{finished.name}", "--extend=12")
+    assert "use more than 12" in refused(*words)
+
+
 def test_report(finished, tmp_path):
     pytest.importorskip("jinja2")
     out = tmp_path / "report.html"
@@ -369,20 +379,22 @@ def test_eval_takes_an_older_step_and_other_settings(finished, capsys):
 
 @pytest.mark.slow
 def test_eval_adds_what_the_config_lacks_and_leaves_results(finished, tmp_path):
-    add = ["--add=dense", "--config.evals.dense.k=3", "--config.evals.dense.test_examples=6"]
+    add = ["--task=knn", "--add=dense"]
+    add += [f"--config.evals.dense.{entry}" for entry in ("k=3", "test_examples=6")]
     add += [f"--config.evals.dense.data.{entry}" for entry in ("size=16", "length=12")]
     out = tmp_path / "new" / "scores"
     assert run("eval", finished, *add, f"--out={out}") == 0
     results = json.loads((out / "results.json").read_text())
     assert list(results) == list(evals.ROWS)
-    assert set(results["trained"]) == {"dense", "dense_pixel"}  # what was added, and nothing else
+    # What was named and what was added, and nothing else.
+    assert {name.partition("_")[0] for name in results["trained"]} == {"knn", "dense"}
     assert (out / "results.txt").is_file() and (out / "pictures" / "segmentation.png").is_file()
 
 
 def test_eval_of_published_weights(tmp_path, capsys):
     """They belong to no method and no run; the untrained network is one of their shape."""
     np.savez(tmp_path / "weights.npz", **published.dinov2())  # with a mask token
-    add = ["--family=dinov2", "--add=rank", "--config.evals.rank.test_examples=6"]
+    add = ["--family=dinov2", "--heads=2", "--add=rank", "--config.evals.rank.test_examples=6"]
     add += [f"--config.evals.rank.data.{entry}" for entry in ("size=32", "length=8")]
     assert run("eval", tmp_path / "weights.npz", *add) == 0
     untrained, raw, loaded = scores_of(capsys.readouterr().out).values()
@@ -421,16 +433,34 @@ def test_export_of_a_run_tells_of_it(finished, tmp_path):
     assert "| knn |" in (tmp_path / "c" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ("train --config=dino --workdir=/me/a --distributed", "train --config=dino --distributed"),
+        ("train --workdir /me/a --coordinator=me:1 --config=dino", "train --config=dino"),
+        (
+            "train --config /me/my.py:large --config.data.dir=/me/images --config.init_from ~/w.npz"
+            " --config.data.list=list.txt",
+            "train --config my.py:large --config.data.dir=images --config.init_from w.npz"
+            " --config.data.list=list.txt",
+        ),
+    ],
+)
+def test_a_published_command_has_no_folders_of_this_machine(given, wanted):
+    assert export._command(["/me/bin/ssl-jax", *given.split()]) == f"ssl-jax {wanted}"
+
+
 # --- help, platforms
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "help", "--version", *(f"{name} --help" for name in cli.COMMANDS)]
+    "words",
+    ["--help", "help", "help eval", "--version", *(f"{name} --help" for name in cli.COMMANDS)],
 )
 def test_help_is_no_error(capsys, words):
     assert run(*words.split()) == 0
     out, err = capsys.readouterr()
-    own = f"ssl-jax {words.removesuffix('--help')}" if words != "help" else "ssl-jax "
+    own = f"ssl-jax {words.removesuffix('--help').removeprefix('help').strip()}"
     assert not err and (jax.__version__ if words == "--version" else own) in out
 
 
@@ -464,8 +494,10 @@ def test_programs_that_not_all_processes_see_are_not_kept(monkeypatch, tmp_path,
 
 
 def test_only_an_unexpected_error_keeps_its_traceback(refused, monkeypatch):
-    """JAX says that a device is not there when it is first used, or that its memory is full."""
-    errors = [OSError(5, "Input/output error"), RuntimeError("something else")]
+    """A disk or a file is at fault; JAX says that a device is not there when it is first used, or
+    that its memory is full. The broken pipe is not that of the output."""
+    errors = [OSError(errno.ECHILD, "No child"), BrokenPipeError(), RuntimeError("something else")]
+    errors += [OSError(errno.ENOENT, "No such file", "gone"), OSError(errno.EIO, "a disk")]
     errors += [RuntimeError("Unable to initialize backend 'cuda': no driver\nmore")]
     errors += [RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")]
     given = iter(errors)
@@ -474,9 +506,10 @@ def test_only_an_unexpected_error_keeps_its_traceback(refused, monkeypatch):
         raise next(given)
 
     monkeypatch.setattr(show, "run", broken)
-    for error in errors[:2]:
+    for error in errors[:3]:
         with pytest.raises(type(error)):
             run("show")
+    assert "gone" in refused("show") and "a disk" in refused("show")
     assert "cuda" in refused("show") and "optim.chunks" in refused("show")
 
 

@@ -2,6 +2,7 @@
 must keep, in one table.
 """
 
+import argparse
 import functools
 import math
 import re
@@ -10,8 +11,8 @@ import sys
 import pytest
 from ml_collections import ConfigDict
 
+from ssl_jax import api, evals, methods, settings
 from ssl_jax import config as config_lib
-from ssl_jax import evals, methods, settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, Key, key
 from tests import tiny
@@ -157,6 +158,7 @@ REFUSED = {
         dinov2.separate_head=False -> dinov2.patch.prototypes
         dinov2.separate_head=False dinov2.patch.prototypes=24 -> dinov2.patch.bottleneck
         model.cls=False -> dinov2.global_token
+        optim.backbone_layer_decay=0.8 -> dinov2.layer_decay
         views.mask_prob=0.0 -> views.mask
     """,
     "tiny:distill": """
@@ -173,6 +175,7 @@ REFUSED = {
         finetune.randaugment.count=1; model.cls=False; optim.batch_size=7; views.global_count=2
         views.local_count=3; views.mask=block
         finetune.global_token=queries -> model.queries
+        optim.backbone_layer_decay=0.8 -> finetune.layer_decay
         finetune.global_token=concat finetune.hidden=8 -> finetune.hidden
     """,
     "tiny:flsl": """
@@ -214,12 +217,12 @@ REFUSED = {
         sop.patch.tasks=0; views.mask=none; views.global_count=3; views.global_count=1
         sop.cls.members=42 -> sop.cls.memory
         gram.weight=-1.0; gram.negatives=cut; gram.rise=(2,1)
-        gram.weight=1.0 -> gram.teacher
+        gram.weight=1.0 -> gram.teacher; gram.weight=1.0 gram.every=5 -> gram.teacher
         gram.weight=1.0 gram.teacher=ema gram.size=24 -> gram.size
-        gram.weight=1.0 gram.every=1 gram.size=18 -> gram.size
-        gram.weight=1.0 gram.every=1 gram.size=12 -> gram.size
-        gram.weight=1.0 gram.every=1 gram.over=batch gram.negatives=remove optim.batch_size=1024 \
-            -> gram.over
+        gram.weight=1.0 gram.every=1 gram.rise=(0,1) gram.size=18 -> gram.size
+        gram.weight=1.0 gram.every=1 gram.rise=(0,1) gram.size=12 -> gram.size
+        gram.weight=1.0 gram.every=1 gram.rise=(0,1) gram.over=batch gram.negatives=remove \
+            optim.batch_size=1024 -> gram.over
         sop.cls.weight=0.0 sop.patch.weight=0.0
         views.mask_ratio=(0.01,0.01) -> mask_ratio
         model.cls=False -> sop.global_token
@@ -485,8 +488,30 @@ def test_load_calls_get_config_with_the_argument(write):
     assert config_lib.load(file).optim.epochs == 10.0
     config = config_lib.load(f"{file}:large")
     assert (config.optim.epochs, config.toy.head.width) == (300.0, 64)
+    in_colons = write(SOURCE, "C:mine.py")
+    assert config_lib.load(in_colons).optim.epochs == 10.0
+    assert config_lib.load(f"{in_colons}:large").optim.epochs == 300.0
     with pytest.raises(AttributeError):
         config.toy.new = 1
+
+
+def test_the_modules_that_a_config_names_are_imported(write, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("one_of_test", "two_of_test", "three_of_test"):
+        write("", f"{name}.py")
+    file = write(SOURCE.replace("return", 'config.imports = ("one_of_test",)\n    return'))
+    options = argparse.Namespace(config=[file], row=[], changes=[], imports=["two_of_test"])
+    config = arguments.start(options).config
+    assert config.imports == ("one_of_test", "two_of_test")
+    assert set(config.imports) <= {*sys.modules}
+    config.imports, config.seed = ("three_of_test",), -1
+    assert "seed" in refused(api.prepare, config)
+    assert "three_of_test" in sys.modules
+    write("import gone_of_test", "broken_of_test.py")
+    with pytest.raises(ModuleNotFoundError, match="gone"):
+        methods.import_modules(["broken_of_test"])
+    for name in ("os.path.gone", "a-b", 1):
+        assert str(name) in refused(methods.import_modules, [name])
 
 
 def test_a_config_imports_its_neighbours(write, tmp_path):

@@ -112,24 +112,31 @@ def test_steps_that_cannot_be_planned(config, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "room, changes",
+    "room, most, changes",  # most: memory of a step that the compiler accepts
     [
-        (11, {}),
-        (9, {"model.remat": "dots"}),
-        (5, {"model.remat": "block", "optim.chunks": 2}),
-        (1, {"model.remat": "block", "optim.chunks": 4}),  # of a batch of 4 no more pieces
+        (11, 99, {}),
+        (11, 9, {"model.remat": "dots"}),
+        (9, 99, {"model.remat": "dots"}),
+        (5, 7, {"model.remat": "block", "optim.chunks": 2}),
+        (1, 7, {"model.remat": "block", "optim.chunks": 4}),  # of a batch of 4 no more pieces
+        (1, 1, None),
     ],
 )
-def test_what_makes_a_step_fit_is_found(config, monkeypatch, room, changes):
+def test_what_makes_a_step_fit_is_found(config, monkeypatch, room, most, changes):
     def report(config, devices, name):
         kept = {"none": 10, "dots": 8, "block": 6}[config.model.remat]
+        if kept / config.optim.chunks > most:
+            raise estimate.TooLarge("too large")
         return {"memory": {"temporary": kept / config.optim.chunks}}
 
     monkeypatch.setattr(plan, "report", report)
     config = ConfigDict(config.to_dict())
     config.optim.batch_size = 4
-    before = report(config, [], "")
-    found, result = plan.fitted(config, jax.devices()[:1], "H100", before, room)
+    if changes is None:
+        with pytest.raises(estimate.TooLarge):
+            plan.fitted(config, jax.devices()[:1], "H100", room)
+        return
+    found, result = plan.fitted(config, jax.devices()[:1], "H100", room)
     assert result["changes"] == changes and result["memory_of_device"] == room
     assert found.optim.chunks == changes.get("optim.chunks", 1)
 

@@ -140,6 +140,25 @@ def test_the_same_model_by_another_name_can_be_resumed(toy):
     assert differing(resolved(toy), deeper) == ["model.depth is 12 there, 13 here"]
 
 
+@pytest.mark.parametrize("key", ["init_from", "gram.file", "data.list"])
+def test_a_file_may_be_named_by_another_path_and_be_moved(toy, tmp_path, monkeypatch, key):
+    for name in ("a/w.npz", "b/x.npz"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path / "a")
+
+    def stored(value):
+        toy.update_from_flattened_dict({key: value})
+        return resolved(settings.with_absolute_paths(toy))
+
+    saved = stored("../a/w.npz")
+    assert differing(saved, stored(f"{tmp_path}/a/w.npz")) == []
+    assert differing(resolved(toy, **{key: "w.npz"}), saved) == []  # of an older version
+    assert len(differing(saved, stored("../b/x.npz"))) == 1
+    (tmp_path / "a" / "w.npz").rename(tmp_path / "b" / "w.npz")
+    assert differing(saved, stored("../b/w.npz")) == []
+
+
 def test_another_data_set_size_or_a_key_that_is_gone(toy):
     saved = resolved(toy)
     larger = settings.resolve(toy, num_records=20_000, num_devices=8)

@@ -48,6 +48,19 @@ def test_every_fact_about_a_row_stands_below_its_name_within_100_columns(shown, 
 # --- a config, a row
 
 
+@pytest.mark.parametrize(
+    ("devices", "data", "fsdp", "on"),
+    [(8, 0, 1, 8), (8, 2, 1, 2), (8, 0, 3, 6), (1, 0, 8, 8), (1, 2, 8, 16)],
+)
+def test_a_config_is_shown_for_a_mesh_that_this_machine_lacks(monkeypatch, devices, data, fsdp, on):
+    monkeypatch.setattr(show, "_costs", lambda config: [])
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    config = tiny.config("dino", optim__batch_size=48, data__length=96)
+    config.mesh.update(dict(data=data, fsdp=fsdp))
+    lines = [cells(line) for line in show.text({"config file": config}).splitlines()]
+    assert ["run.batch_per_device", str(48 // on), "computed"] in lines
+
+
 def test_a_row_is_shown_with_origins_place_and_note(shown):
     text = shown("--row=sop/table10/K1024", "--config.optim.lr=0.001", "--config.seed=0")
     lines = text.splitlines()

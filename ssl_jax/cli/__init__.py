@@ -15,6 +15,8 @@ from ssl_jax.config import InputError, refusal, unknown
 from ssl_jax.runtime import output, stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
+# Commands with another result than their text, which they complete if nobody reads the text.
+_LASTING = ("train", "eval", "embed", "export", "report", "check")
 
 # {command: what others call it}
 _SYNONYMS = {
@@ -35,11 +37,11 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signals: contextlib.AbstractContextManager = contextlib.nullcontext()
-    command = ""
     try:
         changes, words = arguments.split(argv)
-        if (command := _command(words)) == "train":
+        if (command := _command(words)) in _LASTING:
             output.outlive_reader()
+        if command == "train":
             signals = stop.listening()
         with signals:
             code = _run(command, changes, words)
@@ -48,10 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     except stop.Interrupted:
         return stop.EXIT_PREEMPTED
     except BrokenPipeError:
-        if command == "train":  # not of stdout, which outlives its reader
+        if not output.reader_left():
             raise
-        # The reader, for example `head`, closed the pipe; Python must not flush the rest at exit.
-        output.discard(1)
         return 0
     except (InputError, OSError) as error:
         if not (line := refusal(error)):
@@ -81,7 +81,8 @@ def _run(command: str, changes: list[str], words: list[str]) -> int:
         return 0
     program, parsers = commands.parsers()
     if command == "help" or {"-h", "--help"} & set(words):
-        print(parsers.get(command, program).format_help(), end="")
+        topic = next((word for word in words if word in parsers), "")  # of: help train
+        print(parsers.get(topic, program).format_help(), end="")
         return 0
     if not command:
         raise InputError(

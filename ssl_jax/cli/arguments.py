@@ -83,11 +83,12 @@ class Start(NamedTuple):
 
 
 def start(options: argparse.Namespace) -> Start:
-    """Loads the config of --config=NAME or --row=ROW and applies the changes of the command line.
+    """Loads the config of --config=NAME or --row=ROW, applies the changes of the command line and
+    imports the modules that it names.
 
     Raises InputError if the config is missing, named twice or unknown, or for a wrong change.
     """
-    from ssl_jax import papers
+    from ssl_jax import methods, papers
 
     sources = [f"--config={name}" for name in options.config]
     sources += [f"--row={name}" for name in options.row]
@@ -105,10 +106,10 @@ def start(options: argparse.Namespace) -> Start:
     else:
         row = papers.find(options.row[0])
         layers = {"config file": config_lib.load(row.config), "paper's row": row.load()}
-    for config in layers.values() if options.imports else ():
-        config.imports = tuple(options.imports)
     *_, config = layers.values()
     config = changed(config, options.changes)
+    config.imports = tuple(dict.fromkeys((*config.get("imports", ()), *options.imports)))
+    methods.import_modules(config.imports)
     return Start(layers, row, config, given(options.changes, config))
 
 

@@ -17,6 +17,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.cli import arguments, notes
 from ssl_jax.config import InputError, reading
+from ssl_jax.runtime import writing
 
 _EVERY = 30.0  # seconds between two lines of progress
 
@@ -27,8 +28,6 @@ def run(options: argparse.Namespace) -> int:
     from ssl_jax.report.evaluation import Evaluation
 
     trust, out = options.trust, config_lib.local(options.out) if options.out else None
-    if out and out.suffix == ".json" and not out.parent.is_dir():
-        raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; create it")
     if out:
         _check_out(out)
     encoder, stored = _opened(options, trust)
@@ -41,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
                 " of the section evals, and data.max_unreadable"
             )
     evals.follow(config)
-    tasks = tuple(evals.selected(config, options.task or added or None))
+    tasks = tuple(evals.selected(config, [*options.task, *added] or None))
     config.evals.tasks = tasks
     cache.keep_programs()
     _check(config, () if trust else tasks, arguments.given(options.changes, config))
@@ -59,12 +58,11 @@ def run(options: argparse.Namespace) -> int:
         first = functools.partial(tell, evals.TRAINED) if config.evals.baselines else None
         results = evaluation.compare(*network, first=first)
         if out and out.suffix != ".json":
-            out.mkdir(parents=True, exist_ok=True)
             evaluation.publish(results, *network, out)
         else:
             print(evaluation.table(results))
             if out:
-                out.write_text(json.dumps(results, indent=2) + "\n")
+                writing.replace({out: f"{json.dumps(results, indent=2)}\n".encode()})
     for row in results.items():
         tell(*row)
     return os.EX_OK
@@ -76,9 +74,10 @@ def _opened(options: argparse.Namespace, trust: bool):
     from ssl_jax import api
     from ssl_jax.convert import places
 
-    if (place := places.find(options.network)).is_run:
-        return None, settings.completed(api.saved_config(place.path, trust))
     choices = dict(family=options.family or None, heads=options.heads)
+    place = places.find(options.network)
+    if place.is_run and not any(choices.values()):  # else `load` refuses them
+        return None, settings.completed(api.saved_config(place.path, trust))
     encoder = api.load(options.network, **choices, trust=trust)
     return encoder, settings.completed(encoder.config)
 
@@ -127,15 +126,18 @@ def _shown():
 
 
 def _check_out(out: Path) -> None:
-    """Raises InputError if the output exists and was not written by an evaluation, or if it is a
-    run directory, whose results are those of the run."""
+    """Raises InputError if the output cannot be written, if it exists and was not written by an
+    evaluation, or if it is a run directory, whose results are those of the run."""
     from ssl_jax import evals
 
+    if out.suffix == ".json" and not out.parent.is_dir():
+        raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; create it")
     folder = out.parent if out.name == "results.json" else out
     if (folder / "checkpoints").exists():
         raise InputError(f"--out: {folder} is the directory of a run; choose another one")
     outputs = [out] if out.suffix == ".json" else [out / "results.json"]
     files = outputs if out.suffix == ".json" else [*outputs, out / "results.txt", out / "pictures"]
+    writing.check(outputs[0])
     existing = [file for file in files if file.exists()]
     try:
         ours = evals.TRAINED in reading.parse_json(reading.read_bytes(outputs[0]))

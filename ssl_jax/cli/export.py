@@ -4,6 +4,7 @@ import argparse
 import itertools
 import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 from ssl_jax.cli import notes
@@ -14,6 +15,7 @@ _LOAD = {
     "hf": 'transformers.AutoModel.from_pretrained("{}")',
     "adapters": 'peft.PeftModel.from_pretrained(model, "{}")',
 }
+_OF_MACHINE = ("--workdir", "--coordinator", "--num-processes", "--process-id")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,11 +76,19 @@ def _data(config: dict) -> str:
 
 
 def _command(words: list[str]) -> str:
-    """The training command without --workdir."""
-    if not words:
-        return ""
-    words = [word for word in words[1:] if not word.lstrip("-").startswith("workdir=")]
-    return shlex.join(["ssl-jax", *words])
+    """The training command without --workdir and machines; of absolute paths only the last part."""
+    kept = []
+    rest = iter(words[1:])
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if flag in _OF_MACHINE:
+            if not equals:  # its value is the next word
+                next(rest, None)
+            continue
+        front, equals, value = word.rpartition("=")
+        name = Path(value).name if value.startswith(("/", "~", "..")) else value
+        kept.append(front + equals + name)
+    return shlex.join(["ssl-jax", *kept]) if words else ""
 
 
 def _line(text: str | None) -> str:
@@ -86,7 +96,7 @@ def _line(text: str | None) -> str:
 
 
 def _rows(notes: dict) -> dict[str, dict[str, float]]:
-    """{row: scores} of the notes in a file written by `export` or launch/zoo.py."""
+    """{row: scores} of the notes in a file written by `export` or experiments/zoo.py."""
     scores = notes.get("scores") or {}
     rows = {
         "untrained network": notes.get("untrained"),

@@ -28,9 +28,10 @@ def run(options: argparse.Namespace) -> int:
     # Before anything else, because reading weights would initialise JAX's devices.
     devices, name = _devices(options.topology or "", options.devices, options.device)
     config = _resolved(start.shaped(config), len(devices), options.images)
-    result = report(config, devices, name)
     if options.memory:
-        config, result = fitted(config, devices, name, result, options.memory * _GIB)
+        config, result = fitted(config, devices, name, options.memory * _GIB)
+    else:
+        result = report(config, devices, name)
     if options.largest_batch:
         result["largest_batch"] = largest_batch(config, devices, name, result)
     print(json.dumps(result, indent=2) if options.json else text(result))
@@ -118,27 +119,37 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
 
 
 # Changes that save memory, in the order in which they are tried; none changes what is learned.
-_SAVING: tuple[tuple[str, Any], ...] = (
-    *(("model.remat", kind) for kind in ("dots", "block")),
-    *(("optim.chunks", count) for count in (2, 4, 8, 16)),
+_SAVING: tuple[dict[str, Any], ...] = (
+    {},
+    *({"model.remat": kind} for kind in ("dots", "block")),
+    *({"optim.chunks": count} for count in (2, 4, 8, 16)),
 )
 
 
 def fitted(
-    config: ConfigDict, devices: list[jax.Device], name: str, result: dict, room: float
+    config: ConfigDict, devices: list[jax.Device], name: str, room: float
 ) -> tuple[ConfigDict, dict]:
     """(config, report) with the first changes of _SAVING that make the step fit in `room` bytes per
-    device, or with all of them; the report lists them under "changes"."""
+    device, or with all of them; the report lists them under "changes". Raises TooLarge if the
+    compiler refuses the step even then."""
     config = ConfigDict(config.to_dict())
     changes: dict[str, Any] = {}
-    for key, value in _SAVING:
+    for change in _SAVING:
+        chunks = change.get("optim.chunks", 0)
+        if chunks and config.optim.batch_size % (chunks * len(devices)):
+            continue
+        changes |= change
+        config.update_from_flattened_dict(change)
+        refused = None
+        try:
+            result = report(config, devices, name)
+        except estimate.TooLarge as error:
+            refused = error
+            continue
         if _total(result["memory"]) < room:
             break
-        if key == "optim.chunks" and config.optim.batch_size % (value * len(devices)):
-            continue
-        changes[key] = value
-        config.update_from_flattened_dict({key: value})
-        result = report(config, devices, name)
+    if refused:
+        raise refused
     return config, result | {"memory_of_device": room, "changes": changes}
 
 

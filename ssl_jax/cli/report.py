@@ -3,7 +3,8 @@
 import argparse
 import datetime
 
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, local, reading
+from ssl_jax.runtime import writing
 
 
 def run(options: argparse.Namespace) -> int:
@@ -12,8 +13,9 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f'--out is "{out}"; it must end in .html')
     if not out.parent.is_dir():
         raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; create it")
-    if out.exists() and b"ssl-jax report</title>" not in out.read_bytes():
+    if out.exists() and b"ssl-jax report</title>" not in reading.read_bytes(out):
         raise InputError(f"--out: {out} exists and is not a report; choose another name")
+    writing.check(out)
 
     from ssl_jax import evals  # noqa: F401  # registers the types, whose headings are shown
     from ssl_jax.report import folders as run_folders
@@ -21,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     runs = run_folders.read(options.run)
     text = page.html(runs, title=options.title, now=datetime.datetime.now())
-    out.write_text(text, encoding="utf-8")
+    writing.replace({out: text.encode()})
     size = out.stat().st_size / 2**20
     pictures = sum(len(run.pictures) for run in runs)
     unfinished = [run.name for run in runs if not run.results]

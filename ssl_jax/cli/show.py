@@ -56,10 +56,10 @@ def text(layers: dict[str, ConfigDict], given: Collection[str] = ()) -> str:
       InputError: the config cannot work.
     """
     *_, config = layers.values()
-    settings.validate(config, num_devices=jax.device_count())
+    settings.validate(config, num_devices=None)
     missing = _missing(config)
     config, records, note = _with_data(config, given)
-    resolved = settings.resolve(config, num_records=records, num_devices=jax.device_count())
+    resolved = settings.resolve(config, num_records=records, num_devices=_devices(config.mesh))
     default = settings.base_config(config.method)
     for name, section in evals.named(resolved).items():
         default.evals[name] = evals.new(section.type)
@@ -71,6 +71,12 @@ def text(layers: dict[str, ConfigDict], given: Collection[str] = ()) -> str:
     width = max(map(len, values))
     rows = [f"{key:<{width}}  {value!r:<28} {origin[key]}" for key, value in sorted(values.items())]
     return "\n".join([*rows, "", *_costs(resolved), *note, *missing])
+
+
+def _devices(mesh: ConfigDict) -> int:
+    """The number of devices of this machine that form the mesh, or else of those that it needs."""
+    needed = max(1, mesh.data) * max(1, mesh.fsdp)
+    return needed * max(1, jax.device_count() // needed)
 
 
 def origins(layers: dict[str, ConfigDict], resolved: ConfigDict) -> dict[str, str]:

@@ -17,24 +17,16 @@ class MissingFile(InputError):
 
 
 _LONGEST = 4000  # characters of a message, which may quote files of others
-# Errors caused by a disk, a path or permissions.
-_DISK = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EEXIST,
-    errno.ENOTDIR,
-    errno.EISDIR,
-)
+# Errors of a disk, which name no file if they come from a write to an open one.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EROFS)
 
 
 def refusal(error: BaseException) -> str:
-    """The one-line message of an error that is not a fault of the program, but of input, a disk, a
-    path or permissions; "" for other errors.
+    """The one-line message of an error that is not a fault of the program, but of input, a disk, or
+    the file that an OSError names (its path, permissions or state); "" for other errors.
     """
-    fault = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno in _DISK)
+    of_file = isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK)
+    fault = of_file or isinstance(error, InputError)
     text = " ".join(str(error).split())[:_LONGEST]
     # Quoted names may contain control sequences of a terminal.
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) if fault else ""

@@ -30,6 +30,9 @@ def load(name_with_arg: str, declared: Collection[str] = ()) -> ConfigDict:
         the wrong type.
     """
     name, _, arg = name_with_arg.partition(":")
+    path, is_file, variant = f"{name_with_arg}:".partition(".py:")
+    if is_file:  # whose folder may have a colon, as on Windows
+        name, arg = f"{path}.py", variant.removesuffix(":")
     get_config = read_module(find(name)).get_config
     parameters = inspect.signature(get_config).parameters
     if arg and not parameters:

@@ -85,6 +85,11 @@ def _result(
     return predicted, test.labels, test.index, test.points
 
 
+def scored(case: Case, settings: Settings) -> int:
+    """Number of test images with a visible box."""
+    return len(case.cached("box_knn", lambda case: _result(case, settings))[1])
+
+
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """Accuracy in percent on test images with a visible box: `box_knn_k20`, ... for each k;
     `box_knn` with the first k; `box_knn_best`, the best k on the test images.

@@ -41,6 +41,8 @@ class Type:
       percent ("PSNR, dB"); "" = not shown.
     draw(case, settings) -> {name: pictures.Picture or pictures.Animation}: figures of the trained
       network, drawn at the end of a run; None = no figures.
+    share: whether the main score is the share of test images that are classified correctly.
+    scored(case, settings): number of these images; None = all that can be read.
     trains: whether the figures show a head that `score` trained; they then use images of the scored
       size, never larger ones.
     lower: endings of the scores of which a lower one is better, after the type's name.
@@ -57,7 +59,8 @@ class Type:
     rgb: bool = False  # images must be RGB
     whole: bool = False  # images are used whole, so that `crop` must be 0
     multiples: tuple[str, ...] = ()  # keys whose values are multiples of the network's patch
-    share: bool = False  # the main score is the share of test images that are classified correctly
+    share: bool = False
+    scored: Callable | None = None
     draw: Callable | None = None
     baselines: tuple[str, ...] = BASELINES  # with which a trained network is compared
     protocols: Mapping[str, Protocol] = dataclasses.field(default_factory=dict)
@@ -76,6 +79,13 @@ class Type:
         if self.draw is None:
             return {}
         return self.draw(case, settings_of(self.settings, case.config))
+
+    def images(self, case: Any) -> int:
+        """Number of test images of which the main score of a `Case` is the share; 0 = it is no
+        share."""
+        if self.share and self.scored is not None:
+            return self.scored(case, settings_of(self.settings, case.config))
+        return case.test.readable() if self.share else 0
 
     def refuse(self, name: str, section: Any) -> None:
         """Raises InputError for a section of this type that cannot work, see `check`."""
@@ -111,10 +121,11 @@ def register_module(name: str, **others: Any) -> None:
     """Registers the module `name` as a type, named after the last part of the module's name.
 
     The module has the function `score` and, optionally, the dataclass `Settings`, the functions
-    `figures` and `check`, and `PROTOCOLS`. others: further fields of `Type`.
+    `figures`, `scored` and `check`, and `PROTOCOLS`. others: further fields of `Type`.
     """
     module = vars(sys.modules[name])
-    parts = dict(settings="Settings", draw="figures", check="check", protocols="PROTOCOLS")
+    parts = dict(settings="Settings", draw="figures", protocols="PROTOCOLS")
+    parts |= dict(scored="scored", check="check")
     fields = {field: module[attribute] for field, attribute in parts.items() if attribute in module}
     register(name.rpartition(".")[2], module["score"], **fields, **others)
 

@@ -1,7 +1,6 @@
 """The registry of methods, from which a config's `method` selects."""
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -71,14 +70,19 @@ def get(name: str) -> Definition:
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Imports modules that register methods on import. Raises InputError."""
-    for name in names:
-        first, *_ = parts = name.split(".")
-        if not all(map(str.isidentifier, parts)) or importlib.util.find_spec(first) is None:
+    """Imports modules that register methods on import. Raises InputError for a name without a
+    module; an error inside a module is raised as it is."""
+    for name in map(str, names):
+        try:
+            if not all(map(str.isidentifier, name.split("."))):
+                raise ModuleNotFoundError(name=name)
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):  # imported by a module
+                raise
             raise config_lib.InputError(
                 f'no module "{name}" to import; it must be installed, or its folder in PYTHONPATH'
-            )
-        importlib.import_module(name)
+            ) from error
 
 
 def make(config: ConfigDict) -> Method:

@@ -158,11 +158,10 @@ class Encoder:
         images = jax.random.uniform(numerics.key(0), shape, jnp.float32)
         image = self(images).image
         tokens = jax.jit(self.apply)(self.backbone, images)
-        vectors = {kind: multicrop.global_token(tokens, kind) for kind in image_tokens(self.shape)}
         distance = {
             kind: jnp.abs(vector - image).max()
-            for kind, vector in vectors.items()
-            if vector.shape == image.shape
+            for kind in multicrop.global_tokens(self.shape)
+            if (vector := multicrop.global_token(tokens, kind)).shape == image.shape
         }
         nearest = min(distance, key=lambda kind: float(distance[kind]), default="")
         # In bfloat16, the two passes may round differently.
@@ -219,19 +218,13 @@ def published(
     """
     computed = dataclasses.replace(shape, mask_token=False)  # only training uses it
     image = image or ("cls" if shape.cls else "mean")
-    check_choice(f"{name}: image", image, image_tokens(shape))
+    check_choice(f"{name}: image", image, multicrop.global_tokens(shape))
     features = _features_of(computed, image)
     model = dict(size="custom", **dataclasses.asdict(shape))
     config = FrozenConfigDict(dict(method=name, model=model))
     encoder = Encoder(config, params, features=features, init=vit.vit(computed).init)
     encoder.notes, encoder.image = tuple(notes), image
     return encoder
-
-
-def image_tokens(shape: vit.ViTConfig) -> list[str]:
-    """The image vectors that a network has, see `multicrop.global_token`."""
-    has = {"cls": shape.cls, "mean": True, "queries": shape.queries, "concat": shape.cls}
-    return [kind for kind, there in has.items() if there]
 
 
 @functools.lru_cache(maxsize=8)

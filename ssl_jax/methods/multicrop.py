@@ -133,6 +133,12 @@ def global_token(tokens: vit.Tokens, kind: str) -> jax.Array:
     return tokens.cls
 
 
+def global_tokens(shape: vit.ViTConfig) -> list[str]:
+    """Those of `global_token` that a network of this shape has."""
+    has = {"cls": shape.cls, "mean": True, "queries": shape.queries, "concat": shape.cls}
+    return [kind for kind, there in has.items() if there]
+
+
 def views_first(array: jax.Array) -> jax.Array:
     """Moves [B, V, ...] to [V, B, ...], the order of the losses."""
     return jnp.moveaxis(array, 1, 0)

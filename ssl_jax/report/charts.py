@@ -53,15 +53,12 @@ def dash(run: int) -> tuple[float, ...]:
     return DASHES[run // COLORS % len(DASHES)]
 
 
-def lines(
-    drawn: Sequence[Line], *, label: str, number: int, unit: str = "", smooth: float = 0.0
-) -> str:
+def lines(drawn: Sequence[Line], *, label: str, number: int, smooth: float = 0.0) -> str:
     """Draws lines over the step as an <svg> element.
 
     Args:
       drawn: the lines; values that are not finite are left out.
-      label: description of the chart for screen readers. number: of the chart in its page. unit: of
-        y.
+      label: description of the chart for screen readers. number: of the chart in its page.
       smooth: width of the running mean drawn over the faint values, as a share of the line; 0 =
         none.
     """
@@ -76,7 +73,6 @@ def lines(
         ]
         style.draw_lines(ax, styled, smooth=smooth, points=_POINTS)
         ax.set_xlabel("step")
-        ax.set_ylabel(unit)
         buffer = io.StringIO()
         fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return _inline(buffer.getvalue(), label, f"c{number}-")

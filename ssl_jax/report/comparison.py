@@ -210,24 +210,6 @@ def _environment_of(recorded: Mapping[str, Any], packages: Sequence[str]) -> dic
     }
 
 
-def machines(runs: Sequence[RunFolder]) -> list[str]:
-    """Sentences about the machines and versions of the runs, one for each kind of machine."""
-    names_at: dict[str, list[str]] = {}
-    for run in runs:
-        e = run.environment
-        if e:
-            versions = e.get("versions") or {}
-            where = (
-                f"{_counted(e.get('devices') or [])}, {e.get('processor_count')} processors,"
-                f" {e.get('machine')}; Python {e.get('python')}, jax {versions.get('jax')},"
-                f" ssl-jax {versions.get('ssl-jax')}"
-            )
-            names_at.setdefault(where, []).append(run.name)
-    if len(names_at) == 1:
-        return [f"Trained on {where}." for where in names_at]
-    return [f"{', '.join(names)}: trained on {where}." for where, names in names_at.items()]
-
-
 def _counted(devices: Sequence[str]) -> str:
     """Counts equal names: "8 x gpu H100"."""
     counts = {name: list(devices).count(name) for name in devices}

@@ -2,6 +2,7 @@
 and raw pixels, as table, JSON and pictures.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -9,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import evals
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import pictures, registry
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.methods.pictures import attention, pca
 from ssl_jax.ops import numerics
 from ssl_jax.report import folders
 from ssl_jax.report.table import IMAGES, comparison_table
-from ssl_jax.runtime import distributed, progress
+from ssl_jax.runtime import distributed, progress, writing
 from ssl_jax.train import state
 from ssl_jax.train.best import BEST, FILE
 
@@ -107,11 +110,11 @@ class Evaluation:
         return table if best is None else f"{table}\nbest {name} of the run: {best:.1f} ({FILE})"
 
     def _images(self) -> dict[str, int]:
-        """{score: number of readable test images} of the scores that are shares of them."""
+        """{score: number of test images} of the last scores that are shares of them."""
         return {
-            registry.score_name(name, c.type, c.type): self.sources[name][1].readable()
-            for name, c in evals.selected(self.config, self.tasks).items()
-            if evals.TYPES[c.type].share
+            registry.score_name(name, case.config.type, case.config.type): count
+            for name, case in self._trained.items()
+            if (count := evals.TYPES[case.config.type].images(case))
         }
 
     def _cases(self, network):
@@ -137,7 +140,7 @@ class Evaluation:
             title = f"{config.method}, batch {config.optim.batch_size}"
             titles = evals.headings(config, self.tasks)
             options: dict = dict(scores=scores, shown=titles, title=title)
-            with progress.part("curves"):
+            with progress.part("curves"), render.survived(folder, "curves"):
                 meanings = bound(FrozenConfigDict(config)).meanings
                 paths.append(curves.draw(metrics, folder, meanings=meanings, **options))
         encoder = self._encoder(params, constants)
@@ -150,12 +153,9 @@ class Evaluation:
         def chosen(scenes=True):
             return next((case for case in alike if _needs_masks(case) == scenes), alike[0])
 
-        def images(shown, count):
-            return shown.images(shown.test, range(min(count, len(shown.test))))
-
         of_any = {"attention": attention, "pca": pca} if config.model.cls else {"pca": pca}
         for name, module in of_any.items() if alike else ():
-            drawn = functools.partial(module.draw, encoder, images(chosen(), _SHOWN))
+            drawn = functools.partial(_of_any, module.draw, encoder, chosen())
             paths += render.draw(drawn, folder, name)
         for name, case in cases.items():
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
@@ -163,16 +163,8 @@ class Evaluation:
             paths += render.draw(figures, folder, name, prefix)
         if alike and (demand := pictures.wanted(config.method)):
             count, scenes, most = demand
-            shown, memory = chosen(scenes), None
-            if most and shown.train is not None:
-                recall = functools.partial(shown.images, shown.train)
-                memory = pictures.Memory(min(most, len(shown.train)), recall)
-            paths += render.draw(
-                lambda: pictures.draw(encoder, images(shown, count), memory),
-                folder,
-                f"{config.method}_pictures",
-                f"{config.method}_",
-            )
+            own = functools.partial(_of_method, encoder, chosen(scenes), count, most)
+            paths += render.draw(own, folder, f"{config.method}_pictures", f"{config.method}_")
         self._trained = {}
         return paths
 
@@ -202,13 +194,41 @@ class Evaluation:
         table = self.table(results)
         shares = {name + IMAGES: count for name, count in self._images().items()}
         stored = {**results, evals.TRAINED: {**results[evals.TRAINED], **shares}}
-        (folder / "results.txt").write_text(table + "\n")
+        writing.replace({folder / "results.txt": f"{table}\n".encode()})
         print(table, flush=True)
         paths = self.draw(params, constants, folder / "pictures", folder)
         print(f"{len(paths)} pictures in {folder / 'pictures'}", flush=True)
         # Written last, because it marks the run as finished.
-        (folder / "results.json").write_text(json.dumps(stored, indent=2) + "\n")
+        content = f"{json.dumps(stored, indent=2)}\n"
+        writing.replace({folder / "results.json": content.encode()})
         return paths
+
+
+def _of_any(draw: Callable, encoder, case) -> Mapping:
+    """The pictures that `draw` makes of test images."""
+    return draw(encoder, case.images(case.test, _readable(case.test, _SHOWN)))
+
+
+def _of_method(encoder, case, count: int, most: int) -> Mapping:
+    """The method's pictures of `count` test images, with up to `most` training images as memory."""
+    memory = None
+    if most and case.train is not None:
+        rows = _readable(case.train, most)
+        memory = pictures.Memory(len(rows), lambda i: case.images(case.train, rows[i]))
+    images = case.images(case.test, _readable(case.test, count))
+    return pictures.draw(encoder, images, memory)
+
+
+def _readable(source, count: int) -> np.ndarray:
+    """The first `count` records that can be read."""
+    rows: list[int] = []
+    for row in range(len(source)):
+        if len(rows) == count:
+            break
+        with contextlib.suppress(Unreadable):
+            _ = source[row]
+            rows.append(row)
+    return np.array(rows)
 
 
 def _needs_masks(case) -> bool:

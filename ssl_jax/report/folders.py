@@ -155,8 +155,14 @@ def _is_there(path: Path, folder: Path) -> bool:
 
 
 def _json(path: Path, examples: Mapping[str, Any]) -> dict:
-    """The object in a JSON file, see `read_json`; {} if there is no file."""
-    return read_json(path, examples) if _is_there(path, path.parent) else {}
+    """The object in a JSON file, see `read_json`, without null; {} if there is no file."""
+    return _without_null(read_json(path, examples)) if _is_there(path, path.parent) else {}
+
+
+def _without_null(value):
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_null(item) for name, item in value.items() if item is not None}
 
 
 def _is_number(value) -> bool:

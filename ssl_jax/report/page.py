@@ -5,6 +5,7 @@ jinja2 fills the template page.html, and escapes every text that comes from a ru
 """
 
 import base64
+import contextlib
 import datetime
 import io
 import json
@@ -54,7 +55,6 @@ def html(runs: Sequence[RunFolder], *, title: str = "", now: datetime.datetime) 
         title=title or _title(runs),
         now=now.strftime("%Y-%m-%d %H:%M"),
         version=ssl_jax.__version__,
-        machines=comparison.machines(runs),
         runs=[_overview(number, run) for number, run in enumerate(runs)],
         scores=comparison.scores(runs),
         seeds=comparison.over_seeds(runs),
@@ -98,7 +98,6 @@ def _overview(number: int, run: RunFolder) -> dict:
     status = "finished" if run.results else f"at step {run.step:,}, no results yet"
     if run.results and run.step < run.total_steps:
         status = f"results, then trained further to step {run.step:,}"
-    written = min(max(path.lstat().st_mtime for path in run.path.iterdir()), time.time())
     batch = config.get("optim.batch_size", 0)
     rates = run.metrics.get("images_per_second", np.zeros(0))
     rates = rates[np.isfinite(rates)]
@@ -114,9 +113,18 @@ def _overview(number: int, run: RunFolder) -> dict:
         "speed": f"{progress.speed(rate)} images/s" if rate else ABSENT,
         "time": _duration(run.step * batch / rate) if rate else ABSENT,
         "memory": _memory(run),
-        "last written": datetime.datetime.fromtimestamp(written).strftime("%Y-%m-%d %H:%M"),
+        "last written": _written(run.path).strftime("%Y-%m-%d %H:%M"),
     }
     return dict(number=number, name=run.name, dash=_dash(number), facts=facts, **_commands(run))
+
+
+def _written(folder: Path) -> datetime.datetime:
+    """When a file of a run directory was last written."""
+    times = [0.0]
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # replaced by a run that still trains
+            times.append(path.lstat().st_mtime)
+    return datetime.datetime.fromtimestamp(min(max(times), time.time()))
 
 
 def _network(config: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ Figures are created without pyplot, so there is no display and no global state."
 
 import contextlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,9 @@ def draw(
     what: name in the warning if `make` itself fails.
     """
     paths = []
-    with progress.part(what), _survived(folder, what):
+    with progress.part(what), survived(folder, what):
         for name, picture in make().items():
-            with _survived(folder, f"{prefix}{name}"):
+            with survived(folder, f"{prefix}{name}"):
                 if isinstance(picture, Animation):
                     paths.append(animation(picture, folder, f"{prefix}{name}.gif"))
                 else:
@@ -61,9 +61,9 @@ def draw(
 
 
 @contextlib.contextmanager
-def _survived(folder: Path, name: str):
-    """Turns an exception into a warning and FOLDER/NAME.failed.txt. Removes the file of an earlier
-    failure.
+def survived(folder: Path, name: str) -> Iterator[None]:
+    """Turns an exception, except OSError, into a warning and FOLDER/NAME.failed.txt. Removes the
+    file of an earlier failure.
     """
     report = Path(folder) / f"{name}.failed.txt"
     report.unlink(missing_ok=True)

@@ -14,16 +14,16 @@ def standard_error(percent: float, images: int) -> float:
 
 
 def best(scores: Sequence[float], images: int = 0) -> tuple[float | None, str]:
-    """(highest score, note on its standard error). The score is None if another one is as high
-    within the standard error of the difference.
+    """(highest score, note on its standard error). The score is None if it is the only one, or if
+    another one is as high within the standard error of the difference.
 
     images: number of test images, of which the scores are shares in percent; 0 = not shares.
     """
     first, *others = sorted(scores, reverse=True)
     if not images:
-        return first, ""
+        return first if others else None, ""
     error = standard_error(first, images)
-    alike = others and first - others[0] <= math.hypot(error, standard_error(others[0], images))
+    alike = not others or first - others[0] <= math.hypot(error, standard_error(others[0], images))
     return None if alike else first, f"{images} test images, standard error {error:.1f}"
 
 

@@ -37,11 +37,20 @@ class _Lasting(io.FileIO):
             discard(self.fileno())
             if self.fileno() == 1:
                 print(
-                    f"ssl-jax: output cannot be written ({error.strerror}); the run continues, and"
-                    " its numbers are in the run directory",
+                    f"ssl-jax: output cannot be written ({error.strerror}); the command continues",
                     file=sys.stderr,
                 )
             return len(data)
+
+
+def reader_left() -> bool:
+    """Whether the reader of stdout, for example `head`, is gone; the rest is then discarded."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        discard(1)  # Python flushes the rest at exit
+        return True
+    return False
 
 
 def discard(number: int) -> None:

@@ -119,11 +119,18 @@ def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
     assert place.calls("scontrol")[-1] == ["requeue", "17"]
 
 
-def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place):
+def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place, tmp_path):
     place("gcloud")
+    place("git", '[ "$1" = archive ] || echo " M setup.py"')
     arguments = ["--config=sop:vitl16", "--workdir=/mnt/a b"]
-    done = bash("tpu_pod.sh", "slice", "us-central1-a", *arguments)
+    (tmp_path / "tmp").mkdir()
+    start = ("tpu_pod.sh", "slice", "us-central1-a", *arguments)
+    done = bash(*start, TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 2 and "setup.py" in done.stderr and not place.calls("gcloud")
+    place("git")
+    done = bash(*start, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "tmp").iterdir())
     copied, installed, trained = place.calls("gcloud")
     assert copied[3] == "scp" and copied[4].endswith(".tar.gz")
     assert all("--worker=all" in call for call in (copied, installed, trained))

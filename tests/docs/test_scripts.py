@@ -217,6 +217,38 @@ def test_a_sweep_shows_what_differs(tmp_path, capsys):
         sweep.main(grid)
 
 
+def test_a_sweep_over_an_evaluation_shows_its_values_and_only_finished_runs(tmp_path, capsys):
+    for count in (10, 20):
+        folder = tmp_path / f"evals.knn.k={count}"
+        finished(folder, trained={"knn": 1.0 * count}, untrained={"knn": 5.0})
+        config = json.loads((folder / "config.json").read_text())
+        config["evals"] = {"knn": {"k": count}}
+        (folder / "config.json").write_text(json.dumps(config))
+    grid = ["--config=quickstart", "--grid", "evals.knn.k=10,20", f"--workdir={tmp_path}"]
+    assert sweep.main(grid) == 0
+    text = (tmp_path / "table.md").read_text()
+    assert cells(text, "evals.knn.k") == ["k-NN"]
+    assert (cells(text, "10"), cells(text, "20")) == (["10.0"], ["20.0"])
+    for name in ("begun", "only_made"):
+        (tmp_path / name).mkdir()
+    config = {"evals": {"tasks": ["knn"]}, "run": {"total_steps": 9}}
+    (tmp_path / "begun" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "begun" / "metrics.csv").write_text("step,loss\n")
+    capsys.readouterr()
+    folders = [str(tmp_path / name) for name in ("evals.knn.k=10", "begun", "evals.knn.k=20")]
+    assert sweep.main(["--table", *folders, str(tmp_path / "only_made")]) == 0
+    out, err = capsys.readouterr()
+    assert "begun, only_made" in err and "begun" not in out
+    assert cells(out, "evals.knn.k=10") == ["10.0"]
+    assert cells(out, "untrained network") == ["5.0 ± 0.0"]
+    assert len({line.count("|") for line in out.splitlines()}) == 1
+    assert sweep.main(["--table", folders[0], folders[2], "--gains"]) == 0
+    assert cells(capsys.readouterr().out, "`evals.knn.k=20`") == ["20.0 (+10.0)"]
+    for words in (["begun"], ["begun", "evals.knn.k=10", "--gains"]):
+        with pytest.raises(InputError, match="begun"):
+            sweep.main(["--table", *(w if w == "--gains" else str(tmp_path / w) for w in words)])
+
+
 def test_a_run_without_evaluations_is_done_with_its_last_step(tmp_path):
     run = runs.Run("quickstart", tmp_path)
     assert not run.done

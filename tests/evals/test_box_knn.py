@@ -12,7 +12,7 @@ from tests.evals import fakes
 
 def _sets(count=12, box_labels=False):
     """Gray noise with a coloured square, the class, somewhere; a small square of another colour is
-    boxed too. Training and test sets."""
+    boxed too. Training and test sets; the last test image has no box."""
     rng = np.random.default_rng(0)
     colors = np.array([(250, 20, 20), (20, 250, 20), (20, 20, 250)])
     images, placed, labels = [], [], []
@@ -23,6 +23,7 @@ def _sets(count=12, box_labels=False):
         images.append(image)
         placed.append([[0, 10, 3, 3], [y, x, 16, 16]])
         labels.append([(i + 1) % 3, i % 3])
+    placed[-1] = []
     labels = np.array(labels)
     kind = dict(box_labels=labels) if box_labels else dict(labels=labels[:, 1])
     return [
@@ -38,8 +39,9 @@ def test_the_class_of_the_largest_box_is_found(box_labels):
     case = Case(evals.raw_pixels(4), config, train, test, patch=4, batch_size=4)
     scores = evals.TYPES["box_knn"].run(case)
     assert scores == dict.fromkeys(("box_knn", "box_knn_best", "box_knn_k5", "box_knn_k30"), 100)
+    assert evals.TYPES["box_knn"].images(case) == 11  # for the standard error
     (picture,) = evals.TYPES["box_knn"].figures(case).values()
-    assert sum(map(len, picture.rows)) == 12
+    assert sum(map(len, picture.rows)) == 11
     panel = picture.rows[0][0]
     assert panel.image.shape == (28, 28, 3) and len(panel.marks) == 9
 

@@ -237,6 +237,7 @@ def test_the_best_is_so_by_more_than_the_standard_error():
         ([90.5, 60.8], 74, 90.5),
         ([100.0, 97.3], 74, None),
         ([31.2, 31.1], 0, 31.2),  # no share of images
-        ([31.2], 74, 31.2),
+        ([31.2], 74, None),  # nothing beside it
+        ([31.2], 0, None),
     ):
         assert table.best(scores, images)[0] == highest

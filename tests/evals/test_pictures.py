@@ -7,6 +7,8 @@ import pytest
 from PIL import Image
 
 from ssl_jax import evals, settings
+from ssl_jax.data.base import Wrapper
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import neighbours, segmentation
 from ssl_jax.features import windows
@@ -163,20 +165,38 @@ def test_the_process_that_draws_shares_no_work(tmp_path, config, encoder, monkey
     assert shared == [False]
 
 
-def test_a_picture_gets_a_memory_of_training_images(tmp_path, config, encoder, monkeypatch):
+@pytest.mark.parametrize("damaged", [(), (1, 4)])
+def test_a_picture_gets_a_memory_of_training_images(
+    tmp_path, config, encoder, monkeypatch, damaged
+):
+    """Images that cannot be read are left out, also of the test images."""
+
+    class Damaged(Wrapper):
+        def __getitem__(self, i):
+            if i in damaged:
+                raise Unreadable(self.name(i), "damaged")
+            return self._source[i]
+
     config.evals.tasks, got = ("dense",), []
 
     def draw(encoder, images, memory):
-        got.append((memory.size, memory.images([2, 0])))
+        got.append((memory.size, memory.images([2, 0]), images))
         return {}
 
-    own_pictures(monkeypatch, draw, memory=7)
+    own_pictures(monkeypatch, draw, images=4, memory=7)
     evaluation = Evaluation(config)
-    evaluation.draw("weights", None, tmp_path / "pictures", tmp_path)
-    ((size, images),) = got
-    wanted = windows.images_of(evaluation.sources["dense"][0], (2, 0), crop=16, multiple=4)
+    train, test = evaluation.sources["dense"]
+    evaluation.sources = {"dense": (Damaged(train), Damaged(test))}
+    folder = tmp_path / "pictures"
+    assert len(evaluation.draw("weights", None, folder, tmp_path)) == 3
+    assert encoder == [(6, 16, 16, 3)]
+    assert not list(folder.glob("*.failed.txt"))
+    ((size, of_memory, images),) = got
+    left = [i for i in range(16) if i not in damaged]
     assert size == 7
-    np.testing.assert_array_equal(images, wanted)
+    for found, source, rows in ((of_memory, train, [left[2], 0]), (images, test, left[:4])):
+        wanted = windows.images_of(source, rows, crop=16, multiple=4)
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_principal_colours_are_alike_for_patches_that_are_alike():

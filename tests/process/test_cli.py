@@ -37,6 +37,26 @@ def test_a_reader_that_closes_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+JUDGES = """
+import sys
+from ssl_jax import cli
+from ssl_jax.cli import check
+def run(options):
+    print("x" * 10**6, flush=True)
+    return 2
+check.run = run
+sys.exit(cli.main(["ssl-jax", "check", "runs/a"]))
+"""
+
+
+def test_a_command_that_judges_goes_on_to_its_end_without_a_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = python("-c", JUDGES, stdout=writer)
+    os.close(writer)
+    assert done.returncode == 2
+
+
 OUTLIVES = """
 import os, sys
 from ssl_jax.runtime import output
@@ -53,7 +73,7 @@ def test_a_run_outlives_the_reader_of_its_output():
     done = python("-c", OUTLIVES, stdout=writer)
     os.close(writer)
     assert done.returncode == 0 and done.stderr.endswith("end")
-    assert done.stderr.count("\n") == 1 and "the run continues" in done.stderr
+    assert done.stderr.count("\n") == 1 and "the command continues" in done.stderr
 
 
 COMPLETED = {

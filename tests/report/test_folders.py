@@ -87,6 +87,17 @@ def test_damaged_files_are_named(tmp_path, name, text):
         folders.read([tmp_path / "a"])
 
 
+def test_null_is_as_nothing(tmp_path):
+    nothing = {"run": None, "optim": {"batch_size": None}, "evals": None, "expected": {"knn": None}}
+    (run,) = folders.read([run_folders.write(tmp_path / "a", **nothing)])
+    assert run.total_steps == 0 and run.headings() == {}
+    assert run.config == {
+        **{name: run_folders.CONFIG[name] for name in ("method", "seed", "model", "data")},
+        "optim": {"lr": 0.001},
+        "expected": {},
+    }
+
+
 def test_what_is_no_file_is_left_alone(tmp_path):
     os.mkfifo(run_folders.write(tmp_path / "a", pictures=()) / "pictures" / "pca.png")
     assert folders.read([tmp_path / "a"])[0].pictures == ()

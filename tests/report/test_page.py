@@ -132,6 +132,12 @@ def test_runs_without_results_and_without_anything_have_a_page(write):
     assert "0 of 100" in parsed.text and "img" not in parsed.tags
 
 
+def test_a_run_that_replaces_its_files_has_a_page(write, monkeypatch):
+    folder = write("a")
+    monkeypatch.setattr(type(folder), "iterdir", lambda self: [self / "gone", self / "config.json"])
+    assert "100 of 100" in Parsed(made(folder)).text
+
+
 def best(table):
     return {row["name"]: row["cells"][0]["best"] for row in table["rows"]}
 
