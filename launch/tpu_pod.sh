@@ -30,7 +30,7 @@ if [ "$1" = stop ]; then
   exit
 fi
 
-changed="$(git status --porcelain)"
+changed="$(git status --porcelain --untracked-files=no)"
 if [ -n "$changed" ]; then
   echo "only commits are copied; commit or stash first: ${changed//$'\n'/,}" >&2
   exit 2

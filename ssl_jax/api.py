@@ -171,8 +171,8 @@ def embed(
       out: a .npz or .parquet file, which is written in parts and may be larger than memory; the
         same call resumes an interrupted one. None: everything is returned.
       size: pixels of the shorter side, before a square centre crop; 0: as stored, cropped to
-        multiples of the patch. None: `size` of a mapping; else, for a folder or a mapping, as in
-        training; else 0.
+        multiples of the patch. None: `size` of a mapping, unless 0; else, for a folder or a
+        mapping, as in training; else 0.
       trust: see `load`.
       tokens: some of "image" (the method's image vector), "cls", "mean" (of the patch tokens),
         "patches" and "sparse" (STELLAR's tokens); default ("image",).
@@ -257,9 +257,9 @@ def export(
                 f"adapters are exported to hf, of a run with model.lora; not {encoder} to {to}"
                 " (a network that was saved has them added to its weights)"
             )
-        # Without the folders of this machine.
-        base, alpha = Path(encoder.config.init_from).name, encoder.config.model.lora_alpha
-        peft.write(path, encoder.shape, encoder.adapters["backbone"], alpha=alpha, base=base)
+        base, alpha = encoder.config.init_from, encoder.config.model.lora_alpha
+        named = Path(base).name  # without the folders of this machine
+        peft.write(path, encoder.shape, encoder.adapters["backbone"], alpha=alpha, base=named)
         return [f"Without adapters: the network of {base}, which must be a model of transformers."]
     about = about or card.About(encoder.config.method, step=encoder.step)
     if to in programs.TARGETS:

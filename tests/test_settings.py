@@ -155,6 +155,9 @@ def test_a_file_may_be_named_by_another_path_and_be_moved(toy, tmp_path, monkeyp
     assert differing(saved, stored(f"{tmp_path}/a/w.npz")) == []
     assert differing(resolved(toy, **{key: "w.npz"}), saved) == []  # of an older version
     assert len(differing(saved, stored("../b/x.npz"))) == 1
+    monkeypatch.chdir(tmp_path)  # where the command that is repeated names nothing
+    assert differing(saved, stored("w.npz")) == [] != differing(saved, stored("x.npz"))
+    monkeypatch.chdir(tmp_path / "a")
     (tmp_path / "a" / "w.npz").rename(tmp_path / "b" / "w.npz")
     assert differing(saved, stored("../b/w.npz")) == []
 

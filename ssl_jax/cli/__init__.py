@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         changes, words = arguments.split(argv)
         if (command := _command(words)) in _LASTING:
-            output.outlive_reader()
+            output.outlive_reader(disk=command == "train")
         if command == "train":
             signals = stop.listening()
         with signals:

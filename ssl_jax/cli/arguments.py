@@ -108,8 +108,10 @@ def start(options: argparse.Namespace) -> Start:
         layers = {"config file": config_lib.load(row.config), "paper's row": row.load()}
     *_, config = layers.values()
     config = changed(config, options.changes)
-    config.imports = tuple(dict.fromkeys((*config.get("imports", ()), *options.imports)))
-    methods.import_modules(config.imports)
+    names = tuple(dict.fromkeys((*config.get("imports", ()), *options.imports)))
+    if "imports" in config:
+        config.imports = names
+    methods.import_modules(names)
     return Start(layers, row, config, given(options.changes, config))
 
 

@@ -148,8 +148,11 @@ def compare_for_resume(
         key, before, now = declared.get(name), old.get(name), new.get(name)
         if key is None or not key.path or not before or not now:
             return False
-        old_path = absolute(before)
-        return old_path == Path(now) or (old_path.name == Path(now).name and not old_path.exists())
+        old_path, new_path = absolute(before), Path(now)
+        # A relative path that means nothing in this folder: a command repeated in another one.
+        repeated = not new_path.is_absolute() and old_path.match(str(new_path))
+        gone = old_path.name == new_path.name and not old_path.exists()
+        return old_path == new_path or repeated or gone
 
     differing = [name for name in changed(old, new) if not moved(name)]
     return [f"{name} is {text(old, name)} there, {text(new, name)} here" for name in differing]

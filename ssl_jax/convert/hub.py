@@ -103,7 +103,7 @@ def write(
     if not image:
         remarks.append(f"The image vector of {about.method} is no average of tokens: not exported.")
     if readme.exists() and _digest(readme.read_bytes()) != (before or {}).get("card"):
-        remarks.append(f"{readme} was changed since it was exported, and is left as it is.")
+        remarks.append(f"{readme} is not (or not known to be) as exported, and is left as it is.")
     else:
         files[readme] = text
     writing.replace(files)

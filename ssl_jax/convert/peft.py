@@ -42,7 +42,8 @@ def write(
     present = writing.present(path)
     if path.is_file() or present - {_CONFIG, _WEIGHTS} or (present and not _is_ours(path)):
         raise InputError(
-            f"{path} is no folder of adapters of this package; export to one that is new or empty"
+            f"{path} is no folder of adapters that this version wrote; export to one that is new or"
+            " empty"
         )
     hub.check_network(shape, "hf")
     if shape.queries:

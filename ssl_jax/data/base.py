@@ -8,7 +8,6 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.values import check_range
 
 _NAMED = 5  # unreadable records in an error
 
@@ -19,6 +18,7 @@ class Source:
     num_classes: int | None = None
     class_names: Sequence[str] | None = None
     unlabelled: Sequence[int] = ()
+    unmasked: Sequence[int] = ()
     has_masks: bool = False
     mask_names: Sequence[str] | None = None
     has_boxes: bool = False
@@ -119,12 +119,23 @@ class Wrapper(Source):
         return repr(self._source)
 
 
+def names_of(classes: Iterable | Mapping[Any, int]) -> tuple[str, ...]:
+    """Names of classes in the order of their numbers, from names or {name: number}."""
+    if isinstance(classes, Mapping):
+        classes = sorted(classes, key=classes.__getitem__)
+    return tuple(map(str, classes))
+
+
 def _is_names(value):
     return isinstance(value, Iterable) and not isinstance(value, str | bytes)
 
 
 def _is_size(value):
-    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int) for x in value)
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(x, int | np.integer) for x in value)
+    )
 
 
 # Attributes of somebody else's object that are called like facts and mean something else are not
@@ -139,6 +150,7 @@ _USABLE: dict[str, Callable[[Any], bool]] = {
     "mask_names": _is_names,
     "box_names": _is_names,
     "unlabelled": _is_names,
+    "unmasked": _is_names,
     "image_ids": _is_names,
 }
 
@@ -156,13 +168,7 @@ class _Adopted(Wrapper):
             setattr(self, fact, value if usable else getattr(Source, fact))
         for fact in ("class_names", "mask_names", "box_names"):
             if (names := getattr(self, fact)) is not None:
-                setattr(self, fact, tuple(map(str, names)) or None)
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        record = self._source[i]
-        if isinstance(record, Mapping) and isinstance(record.get("image"), np.ndarray):
-            check_range(record["image"], self.name(i))
-        return record
+                setattr(self, fact, names_of(names) or None)
 
     def _call(self, name, default, *arguments):
         """What the method of that name returns; the default where the object has none."""

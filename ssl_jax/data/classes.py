@@ -89,6 +89,12 @@ def given(section: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(listing.lines_of("class_names", path)) if path else ()
 
 
+def chosen(section: Mapping[str, Any]) -> bool:
+    """Whether a section `data` says anything of masks, so that these must be usable."""
+    keys = ("masks", "class_names", "class_map", "reduce_zero_label")
+    return any(bool(section.get(key)) for key in keys)
+
+
 def of_masks(
     section: Mapping[str, Any], names: Sequence[str] | None = None, before: np.ndarray | None = None
 ) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class Files(Stored):
             bands_lib.check(self.name(0), bands)
         videos = (sequences or {}).items()
         self._frames = [(name, frame) for name, rows in videos for frame in range(len(rows))]
-        self._describe(masks=masks is not None, **facts)
+        unmasked = [i for i, mask in enumerate(masks or ()) if mask is None]
+        self._describe(masks=masks is not None, unmasked=unmasked, **facts)
         files = [] if masks is None else [classes.summary(self._table, *map(str, masks))]
         how = "" if bands is None else f", channels={bands.channels}, range={bands.range}"
         self._about = [repr(self._root) + how, f"images={len(self)}", f"classes={self.num_classes}"]

@@ -54,10 +54,10 @@ class HuggingFace(Stored):
         values = self._label_values()
         numbers, names = checked_labels(values, self.name, _class_names(schema, labels))
         given = classes.of_masks(section) if masks else {}
-        chosen = bool(section["masks"])
-        self._describe(
-            labels=numbers, class_names=names, masks=masks is not None, chosen=chosen, **given
-        )
+        nulls = [table[masks].is_null().to_numpy() for table in self._tables] if masks else [()]
+        unmasked = np.flatnonzero(np.concatenate(nulls)).tolist()
+        given |= dict(masks=masks is not None, unmasked=unmasked, chosen=classes.chosen(section))
+        self._describe(labels=numbers, class_names=names, **given)
         self._about = [repr(str(section["dir"])), repr(split)]
         self._about += self._encoded(labels or "", masks or "")
 

@@ -62,7 +62,7 @@ def files_below(
     letters; files may have capitals). Hidden ones are left out, links to folders followed.
 
     left_out: the extensions of all other files are counted here, hidden files and folders as
-      "hidden", and links to folders that have been read.
+      "hidden", and further links to folders that have been read.
 
     Raises InputError for a folder that cannot be listed.
     """
@@ -76,7 +76,7 @@ def files_below(
         real = os.path.realpath(folder)
         kinds = ["hidden" for name in (*subfolders, *files) if _hidden(name)]
         if real in visited:  # a link back to a parent would never end
-            subfolders[:], files[:], kinds = [], [], ["links to a folder that is read already"]
+            subfolders[:], files[:], kinds = [], [], ["further link to a folder"]
         visited.add(real)
         # Sorted, since of two ways to a folder the first one is taken.
         subfolders[:] = sorted(name for name in subfolders if not _hidden(name))

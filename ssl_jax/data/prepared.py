@@ -6,6 +6,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data import base, boxes, decode
+from ssl_jax.data.values import check_range
 
 
 class Prepared(base.Wrapper):
@@ -51,6 +52,7 @@ class Prepared(base.Wrapper):
                 f"data.size={self._side}: {self.name(i)} is {record['image'].dtype}, and only uint8"
                 " images are resized; give it as uint8, or in that size"
             )
+        check_range(record["image"], self.name(i))  # resizing clips
         return _square(record, self._side, self._bilinear)
 
     def __getstate__(self):

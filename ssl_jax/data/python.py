@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from ssl_jax.config import InputError, did_you_mean
 from ssl_jax.data import base, decode, kinds
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked
-from ssl_jax.data.values import check_range
 
 PREFIX = "python:"
 
@@ -25,11 +24,11 @@ class Called(base.Wrapper):
 
     A record is a dict as in `data.source`, or a pair (image, label) as in torchvision's data sets;
     an image is a PIL image, or an array uint8 [H,W,C] or [H,W], C = `channels`. The object may have
-    attributes of `data.source` (`num_classes`, `class_names`, ...), or `classes`, which are class
-    names or {name: number}. Labels are used only with one of these; they are integers below the
-    number of classes, and None or a negative number means that an image has no label. If there are
-    such images, the labels must also be in an attribute `targets`, so that evaluations can leave
-    them out.
+    attributes of `data.source` (`num_classes`, `class_names`, ...), or `classes`: class names,
+    {name: number}, or their count. Labels are used only with one of these; they are integers below
+    the number of classes, and None or a negative number means that an image has no label. If there
+    are such images, the labels must also be in an attribute `targets`, so that evaluations can
+    leave them out.
 
     The object is read from several threads, and pickled for worker processes.
     """
@@ -64,8 +63,11 @@ class Called(base.Wrapper):
             raise InputError(f"data.kind: {kind} called with {given} returned no record")
         super().__init__(base.adopt(records, kind))
         self._given, self.channels = given, channels
-        if self.class_names is None and (names := getattr(records, "classes", None)) is not None:
-            self.class_names = _class_names(kind, names)
+        names = getattr(records, "classes", None)
+        if isinstance(names, int) and self.num_classes is None:
+            self.num_classes = names
+        elif isinstance(names, Iterable) and self.class_names is None:
+            self.class_names = base.names_of(names)
         if self.num_classes is None and self.class_names:
             self.num_classes = len(self.class_names)
         targets = getattr(records, "targets", None)
@@ -81,12 +83,11 @@ class Called(base.Wrapper):
                 image, label = record
                 record = {"image": image, "label": label}
             record = {**record, "image": _pixels(record["image"], self.channels)}
-        except (Unreadable, InputError):
+        except Unreadable:
             raise
         # Whatever their reader raises for a file that is broken or gone.
         except Exception as error:
             raise Unreadable(self.name(i), _described(error)) from error
-        check_range(record["image"], self.name(i))
         if self.num_classes is None:
             record.pop("label", None)
         elif "label" in record:
@@ -114,18 +115,6 @@ class Called(base.Wrapper):
     def __repr__(self):
         given = "".join(f", {name}={value!r}" for name, value in self._given.items())
         return f"Called({self._kind!r}{given}, images={len(self)}, classes={self.num_classes})"
-
-
-def _class_names(kind, names):
-    """Names in the order of their numbers, from a sequence or from {name: number}."""
-    if isinstance(names, Mapping):
-        names = sorted(names, key=names.__getitem__)
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise InputError(
-            f"data.kind: the attribute `classes` of what {kind} returns is {names!r}; it must hold"
-            " the names of the classes, or {name: number}"
-        )
-    return tuple(map(str, names))
 
 
 def _is_none(label):

@@ -15,6 +15,7 @@ A source is any picklable object with
     s.name(i)        path or id of record i, for messages
     s.num_classes    number of label classes, None without labels
     s.unlabelled     indices of the records that have no label although others do
+    s.unmasked       indices of the records that have no mask although others do
     s.has_masks      whether records have "mask"
     s.has_boxes      whether records have "boxes"
     s.num_box_classes   number of classes of boxes, None where they have none

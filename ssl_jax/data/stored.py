@@ -1,5 +1,5 @@
-"""Records of which a kind has an index of encoded bytes or of paths of files: what is the same for
-all of them, as decoding, the classes of masks, and the check of these."""
+"""Records of which a kind has an index of encoded bytes, of paths of files, or of arrays: what is
+the same for all of them, as decoding, the classes of masks, and the check of these."""
 
 import functools
 import hashlib
@@ -35,8 +35,7 @@ def date(path: str) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-Part = bytes | str  # encoded, or the path of its file
-_LOOKED_AT = 100  # records in which a first mask is looked for
+Part = bytes | str | np.ndarray  # encoded, the path of its file, or decoded
 
 
 class ReadsBoxes(Protocol):
@@ -91,6 +90,7 @@ class Stored(Source):
         labels: np.ndarray | None = None,
         class_names: Sequence[str] | None = None,
         masks: bool = False,
+        unmasked: Sequence[int] = (),
         chosen: bool = True,
         table: np.ndarray | None = None,
         mask_names: Sequence[str] | None = None,
@@ -101,9 +101,10 @@ class Stored(Source):
 
         Args:
           labels: int [N], -1 for an image without one. class_names: of the labels.
-          masks: whether there are some. chosen: whether the config names them; those found by a
-            usual name are left out if the first is none. table: the classes of their values, see
-            `classes.table`; None: values are classes. mask_names, box_names: of the classes.
+          masks: whether there are some. unmasked: records without one. chosen: see
+            `classes.chosen`; if not, and the first mask cannot be used, all are left out. table:
+            the classes of their values, see `classes.table`; None: values are classes. mask_names,
+            box_names: of the classes.
           boxes: reads the boxes of an image.
 
         Raises:
@@ -115,7 +116,9 @@ class Stored(Source):
             self.num_classes = len(class_names or ()) or 1 + int(labels.max())
             self.unlabelled = np.flatnonzero(labels < 0).tolist()
         self._table = classes.table() if table is None else table
+        masks = masks and len(unmasked) < len(self)
         self.has_masks, self.mask_names = masks, mask_names if masks else None
+        self.unmasked = unmasked if masks else ()
         self._boxes, self.has_boxes, self.box_names = boxes, boxes is not None, box_names
         self.num_box_classes = len(box_names) if box_names else None
         try:
@@ -123,21 +126,21 @@ class Stored(Source):
         except Unreadable as error:
             if chosen:
                 raise InputError(f"data.masks: {error}") from error
-            self.has_masks, self.mask_names = False, None
-            masks_left_out = f"what is called as masks are ({error})"
+            self.has_masks, self.mask_names, self.unmasked = False, None, ()
+            masks_left_out = f"masks, of which the first cannot be used ({error})"
             self.left_out = "; ".join(filter(None, [self.left_out, masks_left_out]))
 
     def _check_first_mask(self):
         """Reads the first mask. Raises Unreadable."""
-        for i in range(min(len(self), _LOOKED_AT) if self.has_masks else 0):
-            read = self._reader(i)
-            if read("mask") is not None:
-                try:
-                    shape, turn = self._header(i)
-                except Unreadable:
-                    return  # says nothing about masks
-                self._mask(i, read, shape, turn)
-                return
+        if not (self.has_masks and len(self)):
+            return
+        unmasked = set(self.unmasked)
+        i = next(i for i in range(len(self)) if i not in unmasked)
+        try:
+            shape, turn = self._header(i)
+        except Unreadable:
+            return  # says nothing about masks
+        self._mask(i, self._reader(i), shape, turn)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
@@ -169,6 +172,8 @@ class Stored(Source):
         if self.bands is not None:
             assert isinstance(image, str)
             return bands_lib.decode(image, self.bands, self.max_pixels), 1
+        if isinstance(image, np.ndarray):
+            return np.broadcast_to(image, (*image.shape[:2], 3)), 1
         return decode.decode_turned(image, self.name(i), **self._limits())
 
     def _header(self, i: int) -> tuple[tuple[int, int], int]:
@@ -176,6 +181,8 @@ class Stored(Source):
         image = self._reader(i)("image")
         if self.bands is not None:
             return bands_lib.header(image, self.bands, self.max_pixels), 1
+        if isinstance(image, np.ndarray):
+            return image.shape[:2], 1
         return decode.image_header(image, self.name(i), **self._limits())
 
     def _limits(self):
@@ -192,8 +199,11 @@ class Stored(Source):
         if mask is None:
             return None
         name = mask if isinstance(mask, str) else f"{self.name(i)}, mask"
-        limits = dict(max_pixels=self.max_pixels, turn=turn)
-        values = decode.decode_mask(mask, name, shape=shape, **limits)
+        if isinstance(mask, np.ndarray):
+            values = mask.reshape(mask.shape[:2])
+        else:
+            limits = dict(max_pixels=self.max_pixels, turn=turn)
+            values = decode.decode_mask(mask, name, shape=shape, **limits)
         if values.shape != tuple(shape):
             reason = f"the mask has {pixels(values.shape)} pixels"
             raise Unreadable(name, f"{reason}, its image {self.name(i)} {pixels(shape)}")
@@ -210,7 +220,7 @@ class Stored(Source):
 
     def leave_out_annotations(self) -> None:
         """Leaves masks and boxes unread."""
-        self.has_masks, self.mask_names = False, None
+        self.has_masks, self.mask_names, self.unmasked = False, None, ()
         self._boxes, self.has_boxes = None, False
         self.box_names = self.num_box_classes = None
         self._about = [text for text in self._about if not text.startswith(("masks", "boxes"))]

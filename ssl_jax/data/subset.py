@@ -29,7 +29,9 @@ class Subset(base.Wrapper):
         self._what = f"{what or 'records'}, {len(self._indices)} images, {self._checksum}"
         if self.image_ids is not None:
             self.image_ids = tuple(self.image_ids[i] for i in self._indices)
-        self.unlabelled = np.flatnonzero(np.isin(self._indices, self.unlabelled)).tolist()
+        for fact in ("unlabelled", "unmasked"):
+            rows = np.flatnonzero(np.isin(self._indices, getattr(self, fact)))
+            setattr(self, fact, rows.tolist())
         self.sequences = None  # their frames would no longer follow each other
 
     def _index(self, i: int) -> int:

@@ -74,7 +74,7 @@ class Table(Files):
         if column["masks"] is not None:
             files = [rows[i][1][column["masks"]] for i in indices]
             facts["masks"] = [os.path.join(root, file) if file else None for file in files]
-            facts |= classes.of_masks(section) | dict(chosen=bool(section["masks"]))
+            facts |= classes.of_masks(section) | dict(chosen=classes.chosen(section))
         where = dict(list=self._list.name, split=split, labels=column["labels"])
         about = [f"{name}={value!r}" for name, value in where.items()]
         facts["bands"] = bands.of_section(section)

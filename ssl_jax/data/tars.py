@@ -77,6 +77,7 @@ class Tars(Stored):
             raise InputError(f"data.masks: {what}: {listed(lacking, 3)}")
         labels, class_names = checked_labels(values, self.name)
         given = classes.of_masks(section) if all(masks) else {}
+        given["chosen"] = classes.chosen(section)
         self._describe(labels=labels, class_names=class_names, masks=all(masks), **given)
         self._about = [repr(str(place)), repr(split), f"shards={len(shards)}"]
         self._about += self._encoded(section["labels"], section["masks"])

@@ -48,7 +48,8 @@ class Tfds(Stored):
         self._file_name = next((key for key in FILE_NAMES if key in features), None)
         masks = self._parts["mask"]
         names = _names(features[masks]) if masks else None
-        self._describe(masks=masks is not None, **classes.of_masks(section, names))
+        facts = classes.of_masks(section, names) | dict(chosen=classes.chosen(section))
+        self._describe(masks=masks is not None, **facts)
         label = features["label"] if "label" in features else None
         self.num_classes, self.class_names = getattr(label, "num_classes", None), _names(label)
         self._sequence, self._bbox = _boxes_feature(self._name, features, section["boxes"])
@@ -61,7 +62,7 @@ class Tfds(Stored):
             self.num_classes = self.class_names = None
         self.size = self._declared_size(features[self._parts["image"]].shape)
         about = [repr(self._name), repr(split), f"images={len(self)}"]
-        self._about = about + ([classes.summary(self._table, masks)] if masks else [])
+        self._about = about + ([classes.summary(self._table, masks)] if self.has_masks else [])
 
     def _is_hidden_part(self):
         """Whether record 0 has the label -1, as TFDS marks a part without labels."""
@@ -216,16 +217,13 @@ def _open_tfds(section, split):
     info = _existing(name, folder)
     features = info.features
     images = [key for key in features if isinstance(features[key], tfds.features.Image)]
-    usual = {
-        key: [name for name in names if name in images]
-        for key, names in {"images": IMAGES, "masks": MASKS}.items()
-    }
-    columns = named(section, usual, list(features), name)
+    masks = [key for key in MASKS if key in features and _is_readable(features[key], "masks")]
+    columns = named(section, dict(images=IMAGES, masks=masks), list(features), name)
     for key, column in columns.items():
-        if column and (column not in images or features[column].np_dtype == np.float32):
+        if column and not _is_readable(features[column], key):
             raise InputError(
-                f"data.{key}: {column} of {name} is {features[column]}; only images"
-                " (tfds.features.Image) of 8 or 16 bits are read. A function of yours can read it:"
+                f"data.{key}: {column} of {name} is {features[column]}, but only images of 8 or 16"
+                " bits and tensors of 8 are read. A function of yours can read others:"
                 " data.kind=python:module.function"
             )
     try:
@@ -248,6 +246,18 @@ def _open_tfds(section, split):
             f"data.dir: {name} in {folder} cannot be read by index: {reason(error).split('. ')[0]}"
         ) from error
     return records, features, columns, sorted(map(str, info.splits[split].filepaths))
+
+
+def _is_readable(feature, key):
+    """Whether a feature holds `key`, images or masks: of 8 or 16 bits, or a tensor of 8."""
+    import tensorflow_datasets as tfds
+
+    if isinstance(feature, tfds.features.Image):
+        return feature.np_dtype != np.float32  # which is stored as other bytes
+    if not isinstance(feature, tfds.features.Tensor) or feature.np_dtype != np.uint8:
+        return False
+    channels = feature.shape[2:] if len(feature.shape) > 1 else None
+    return channels in (((1,), (3,)) if key == "images" else ((), (1,)))
 
 
 def _existing(name, folder):

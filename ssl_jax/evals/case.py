@@ -88,7 +88,8 @@ class Case:
         name: "train" or "test". tokens: of `tokens.KINDS` for one vector per image, or "patches".
         layers: see `Network.read`.
         """
-        place = (*images_of_section(self.config), self.config.crop, tokens, layers, name)
+        masked = registry.get(self.config.type).needs == "masks"  # which has its own records
+        place = (*images_of_section(self.config), self.config.crop, tokens, layers, name, masked)
         if place not in self.extracted:
             self.extracted[place] = self.features_of(*self.records(name), tokens, layers)
         return self.extracted[place]
@@ -135,9 +136,10 @@ class Case:
 
     def records(self, name: str) -> Records:
         """The used records of the "train" or "test" images. Records without a label are left out if
-        others have one."""
+        others have one; of an evaluation of masks, so are those without a mask."""
         source, count = getattr(self, name), self.config[f"{name}_examples"]
-        return Records(source, sample_records(source, count, self.seed))
+        masked = registry.get(self.config.type).needs == "masks"
+        return Records(source, sample_records(source, count, self.seed, masked))
 
     def features_of(
         self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1

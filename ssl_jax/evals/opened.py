@@ -54,10 +54,11 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     for source in stored:
         source.look(config.seed)
     for name, c in section.selected(config, tasks).items():
-        train = result[name][0]
-        records = sample_records(train, c.train_examples, config.seed)
-        if registry.get(c.type).needs == "masks" and len(records) <= _FEW:
-            check_classes(c.type, train, _masks(train, records), "masks")
+        type, train = registry.get(c.type), result[name][0]
+        if type.needs == "masks" and type.learns:
+            records = sample_records(train, c.train_examples, config.seed, masked=True)
+            if len(records) <= _FEW:
+                check_classes(name, train, _masks(train, records), "masks")
     return result
 
 

@@ -106,4 +106,4 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     return drawn
 
 
-register_module(__name__, heading="purity", needs="masks", one_size=True)
+register_module(__name__, heading="purity", needs="masks", learns=False, one_size=True)

@@ -55,6 +55,7 @@ class Type:
     settings: Any = NoSettings
     heading: str = ""
     needs: str = ""  # "labels", "masks" or "boxes", or "sequences" with masks; "" = only images
+    learns: bool = True  # from the training images, and does not score test images alone
     one_size: bool = False  # all images must have one size, as read or after the crop
     rgb: bool = False  # images must be RGB
     whole: bool = False  # images are used whole, so that `crop` must be 0
@@ -124,8 +125,8 @@ def register_module(name: str, **others: Any) -> None:
     `figures`, `scored` and `check`, and `PROTOCOLS`. others: further fields of `Type`.
     """
     module = vars(sys.modules[name])
-    parts = dict(settings="Settings", draw="figures", protocols="PROTOCOLS")
-    parts |= dict(scored="scored", check="check")
+    parts = dict(settings="Settings", draw="figures", protocols="PROTOCOLS", scored="scored")
+    parts["check"] = "check"
     fields = {field: module[attribute] for field, attribute in parts.items() if attribute in module}
     register(name.rpartition(".")[2], module["score"], **fields, **others)
 

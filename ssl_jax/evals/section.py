@@ -242,9 +242,10 @@ def lacking(name: str, section: ConfigDict, opened: Any) -> InputError:
     """The error that a source lacks what the evaluation `name` needs."""
     needs = registry.get(section.type).needs
     where = "" if needs == "labels" else f" (see evals.{name}.data.{needs})"
+    out = f" (left out: {opened.left_out})" if opened.left_out else ""
     return InputError(
         f'evals.{name}: the type "{section.type}" needs {needs}, which {opened} does not'
-        f" have{where}; use a set with {needs}, or leave {name} out of evals.tasks"
+        f" have{where}{out}; use a set with {needs}, or leave {name} out of evals.tasks"
     )
 
 

@@ -195,7 +195,7 @@ def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored
         data = source_lib.at(str(data), encoder.config.get("data"))
     if isinstance(data, Mapping):
         share = data.get("max_unreadable", share)
-        side = data.get("size", encoder.shape.image_size) if size is None else size
+        side = (data.get("size") or encoder.shape.image_size) if size is None else size
         source = source_lib.make_source({**data, "size": side})
         _check_parts(data)
         base.check_channels(source, encoder.shape.in_channels)

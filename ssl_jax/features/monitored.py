@@ -15,10 +15,12 @@ SHARE = loader.defaults()["max_unreadable"].default
 _FEW = 1000  # at most so many records are read before anything is compiled
 
 
-def sample_records(source: Any, count: int, seed: int) -> np.ndarray:
+def sample_records(source: Any, count: int, seed: int, masked: bool = False) -> np.ndarray:
     """A `subset` of the records of a source. Records without a label are left out if others have
-    one."""
-    rows = np.setdiff1d(np.arange(len(source)), base.adopt(source).unlabelled)
+    one; masked: so are those without a mask."""
+    source = base.adopt(source)
+    rows = np.setdiff1d(np.arange(len(source)), source.unlabelled)
+    rows = np.setdiff1d(rows, source.unmasked) if masked else rows
     return rows[subset(len(rows), count, seed)]
 
 

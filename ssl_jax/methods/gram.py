@@ -104,7 +104,7 @@ def check(config: ConfigDict) -> None:
             ' gram.file="", gram.every=0 and gram.size=0, or gram.teacher="start"'
         )
     untrained = c.teacher == "start" and not (c.file or config.init_from)
-    if untrained and not (c.every and any(c.rise)):
+    if untrained and not (c.every and c.rise[1] >= c.every * _first_update(c)):
         raise InputError(
             'gram.teacher is "start", an untrained network; set gram.file or init_from to trained'
             ' weights, gram.teacher="ema", or gram.every=K and gram.rise=(K, K), which replaces it'
@@ -182,7 +182,7 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
             return {**(constants or {}), FROZEN: jax.tree.map(jnp.copy, teacher["backbone"])}
         if not c.every:
             return constants
-        number = done // c.every - math.ceil(max(c.first_update, 1) / c.every)  # of the update
+        number = done // c.every - _first_update(c)  # of the update
         due = (done % c.every == 0) & (number >= 0) & (number < (c.updates or done))
         new = jax.lax.cond(due, lambda: teacher["backbone"], lambda: constants[FROZEN])
         return {**constants, FROZEN: new}
@@ -200,6 +200,11 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
     )
     views = dataclasses.replace(method.views, groups=(*method.views.groups, (NAME, crops)))
     return method._replace(views=views, encode=encode, objective=objective, freeze=freeze)
+
+
+def _first_update(c: ConfigDict) -> int:
+    """The first update follows after this many times `every` steps."""
+    return math.ceil(max(c.first_update, 1) / c.every)
 
 
 def weight(section: ConfigDict, done: jax.Array) -> jax.Array:

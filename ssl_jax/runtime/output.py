@@ -1,5 +1,6 @@
-"""Keeps a run alive when nobody reads its output any more."""
+"""Keeps a command alive when nobody reads its output any more."""
 
+import errno
 import io
 import os
 import sys
@@ -12,16 +13,17 @@ def ensure() -> None:
             setattr(sys, name, open(os.devnull, "w"))
 
 
-def outlive_reader() -> None:
-    """From here on, writing to stdout and stderr cannot fail: if the pipe, the terminal or the disk
-    at the other end is gone, output is discarded; of stdout, one line on stderr says so."""
+def outlive_reader(disk: bool) -> None:
+    """From here on, writing to stdout and stderr does not fail if the pipe or the terminal at the
+    other end is gone, nor (with `disk`) if a disk is full: output is discarded; of stdout, one line
+    on stderr says so."""
     for number, name in ((2, "stderr"), (1, "stdout")):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper) or _number(stream) != number:
             continue  # somebody has replaced it, as notebooks do
         stream.flush()
         lasting = io.TextIOWrapper(
-            io.BufferedWriter(_Lasting(number, "w", closefd=False)),
+            io.BufferedWriter(_Lasting(number, disk)),
             encoding=stream.encoding,
             errors=stream.errors,
             line_buffering=stream.line_buffering or stream.write_through,
@@ -30,10 +32,16 @@ def outlive_reader() -> None:
 
 
 class _Lasting(io.FileIO):
+    def __init__(self, number, disk):
+        super().__init__(number, "w", closefd=False)
+        self._disk = disk
+
     def write(self, data):
         try:
             return super().write(data)
         except OSError as error:
+            if not self._disk and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
             discard(self.fileno())
             if self.fileno() == 1:
                 print(

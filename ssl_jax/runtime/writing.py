@@ -15,7 +15,7 @@ def check(path: Path) -> None:
     makes."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{path} cannot be written: {folder} is no folder with write permission")
+        raise InputError(f"{path} cannot be written: {folder} is not a folder you can write to")
 
 
 def present(folder: Path) -> set[str]:

@@ -95,6 +95,4 @@ class Best:
         params, constants = jax.tree.map(np.asarray, (params, constants))
         text = config_lib.to_json(self._config)
         notes = {"step": step, "scores": dict(scores)}
-        path, new = self._workdir / FILE, self._workdir / f"new_{FILE}"
-        own.write(new, own.Saved(text, params, constants, notes))
-        new.replace(path)
+        own.write(self._workdir / FILE, own.Saved(text, params, constants, notes))

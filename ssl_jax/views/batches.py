@@ -154,18 +154,15 @@ class Batches:
 
     def _check_images(self, images, indices):
         """Images must be uint8 for crops on the host (or float32, all of a source that says so), of
-        one size and in range for crops on the device."""
-        if not self._on_device:
-            dtype = np.float32 if self._source.floats else np.uint8
-            if any(image.dtype != dtype for image in images):
-                raise InputError(
-                    "data.crop_on=host needs uint8 images; use data.crop_on=device for"
-                    f" {self._source}"
-                )
-            return
+        one size for crops on the device, and in range."""
+        dtype = np.float32 if self._source.floats else np.uint8
+        if not self._on_device and any(image.dtype != dtype for image in images):
+            raise InputError(
+                f"data.crop_on=host needs uint8 images; use data.crop_on=device for {self._source}"
+            )
         for i, image in zip(indices, images, strict=True):
             check_range(image, self._source.name(i))
-            if image.shape[:2] != self.image_size:
+            if self._on_device and image.shape[:2] != self.image_size:
                 actual, expected = map(lookup.pixels, (image.shape, self.image_size))
                 raise InputError(
                     f"data.crop_on=device needs images of one size, but {self._source.name(i)} (or"

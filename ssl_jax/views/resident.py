@@ -11,6 +11,7 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data import base, lookup
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.values import check_range
 from ssl_jax.views.workers import Ahead
 
 _UNIT = 256  # records decoded at a time
@@ -112,6 +113,7 @@ def _checked(image, source, i):
             f"data.cache=device keeps uint8 images; {source.name(i)} is {image.dtype}:"
             " data.cache=memory keeps others"
         )
+    check_range(image, source.name(i))
     if image.shape[:2] != source.size:
         actual, expected = map(lookup.pixels, (image.shape, source.size))
         raise InputError(

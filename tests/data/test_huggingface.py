@@ -72,7 +72,7 @@ def test_images_without_a_mask(tmp_path):
     some = [None, *table(range(1, 3))["annotation"].to_pylist()]
     parquet(tmp_path / "train.parquet", range(3), annotation=some)
     images = opened(tmp_path)
-    assert images.has_masks and "mask" not in images[0]
+    assert images.has_masks and images.unmasked == [0] and "mask" not in images[0]
     np.testing.assert_array_equal(images[1]["mask"], TRUTH[1])
     assert "mask" not in make_source(dict(kind="huggingface", dir=str(tmp_path)), truth=False)[1]
 

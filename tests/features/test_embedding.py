@@ -79,8 +79,10 @@ def test_native_sizes(network, folder):
     np.testing.assert_allclose(found["patches"][9:17], middle.reshape(8, 16), atol=1e-5)
     with pytest.raises(InputError, match="size is -3"):
         ssl_jax.embed(network, np.zeros((1, 8, 8, 3), np.uint8), size=-3)
-    same = ssl_jax.embed(network, some(folder) | {"size": 0}, tokens=("patches",), batch_size=2)
-    np.testing.assert_array_equal(same["patches"], found["patches"])
+    for size in (16, 0):  # 0 in a section says nothing
+        mine = ssl_jax.embed(network, some(folder) | {"size": size}, batch_size=2)
+        same = ssl_jax.embed(network, some(folder), size=size or 8, batch_size=2)
+        np.testing.assert_array_equal(mine["image"], same["image"])
 
 
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])

@@ -9,7 +9,8 @@ from ssl_jax import evals, settings
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.features.monitored import Monitored
+from ssl_jax.data.subset import Subset
+from ssl_jax.features.monitored import Monitored, sample_records
 from tests.data.records import save
 from tests.evals import fakes
 
@@ -40,6 +41,14 @@ def test_unlabelled_records_count_where_they_are_read():
     inner = fakes.Source(fakes.images(200), labels=labels, broken=(7,))
     inner.unlabelled = np.flatnonzero(labels < 0)
     read(Monitored(inner), 7)  # one of 200, not of 2
+
+
+def test_records_without_a_mask_are_no_examples_of_masks():
+    inner = fakes.Source(fakes.images(4), masks=[np.zeros((8, 8), np.uint8)] * 4)
+    inner.unmasked = [1]
+    assert sample_records(inner, 0, 0).tolist() == [0, 1, 2, 3]
+    assert sample_records(inner, 0, 0, masked=True).tolist() == [0, 2, 3]
+    assert Subset(inner, [3, 1]).unmasked == [1]
 
 
 def test_records_before_they_are_resized_are_counted_with_the_others(capsys):

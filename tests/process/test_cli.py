@@ -60,7 +60,7 @@ def test_a_command_that_judges_goes_on_to_its_end_without_a_reader():
 OUTLIVES = """
 import os, sys
 from ssl_jax.runtime import output
-output.outlive_reader()
+output.outlive_reader(disk=True)
 print("x" * 10**6)
 print("more", flush=True)
 os.write(2, b"end")
@@ -74,6 +74,8 @@ def test_a_run_outlives_the_reader_of_its_output():
     os.close(writer)
     assert done.returncode == 0 and done.stderr.endswith("end")
     assert done.stderr.count("\n") == 1 and "the command continues" in done.stderr
+    with open("/dev/full", "w") as full:  # the text may be all that a command makes
+        assert python("-c", OUTLIVES.replace("True", "False"), stdout=full).returncode != 0
 
 
 COMPLETED = {
