@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ssl_jax import ops
 from ssl_jax.methods.cribo.objects import VIEWS, WORDS
-from ssl_jax.ops import devices
+from ssl_jax.ops import devices, numerics
 
 IGNORE = 255  # label of a patch without a class
 
@@ -41,7 +41,7 @@ def class_sets(labels: jax.Array, assigned: jax.Array) -> jax.Array:
     member = (assigned > 0) & (assigned == assigned.max(axis=-1, keepdims=True))
     pairs = (x.reshape(batch, 2, count // 2, -1) for x in (member, _one_hot(labels)))
     # Counts of zeros and ones; only whether they exceed 0 matters.
-    seen = jnp.einsum("bvnk,bvnc->bvkc", *(x.astype(jnp.float32) for x in pairs)) > 0
+    seen = numerics.product("bvnk,bvnc->bvkc", *(x.astype(jnp.float32) for x in pairs)) > 0
     bits = seen.reshape(batch, 2, num_clusters, WORDS, 32).astype(jnp.uint32)
     return (bits << jnp.arange(32, dtype=jnp.uint32)).sum(axis=-1, dtype=jnp.uint32)
 
