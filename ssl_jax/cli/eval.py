@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import functools
-import json
 import os
 import sys
 import threading
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(evaluation.table(results))
             if out:
-                writing.replace({out: f"{json.dumps(results, indent=2)}\n".encode()})
+                writing.replace({out: writing.as_json(results)})
     for row in results.items():
         tell(*row)
     return os.EX_OK

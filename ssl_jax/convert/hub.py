@@ -1,7 +1,6 @@
 """Folders of weights in the form of timm and transformers, with their config.json."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,7 @@ def write(
     checksum, text = read.checksum(tensors), card.text(path.name, network, folder, about).encode()
     entry = section(network) | {"weights": checksum, "card": _digest(text)}
     contents = {_CONFIG: folder.config | {SECTION: entry}, **folder.files}
-    files = {path / name: _json_bytes(content) for name, content in contents.items()}
+    files = {path / name: writing.as_json(content) for name, content in contents.items()}
     # Not save_file, whose files nobody else may read. transformers requires the format as metadata.
     metadata = {"format": "pt", read.CHECKSUM: checksum}
     files[path / _WEIGHTS] = safetensors.numpy.save(tensors, metadata=metadata)
@@ -128,10 +127,6 @@ def check_network(shape: vit.ViTConfig, to: str) -> None:
         )
     if shape.stages and to != "timm":
         raise InputError(f"a Swin transformer (model.stages) is exported --to timm, not {to}")
-
-
-def _json_bytes(content: Any) -> bytes:
-    return f"{json.dumps(content, indent=2)}\n".encode()
 
 
 def _digest(content: bytes) -> str:

@@ -4,7 +4,6 @@ adapter_model.safetensors, for a model of transformers.
 The names are those that its modules have in memory since transformers 5.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def write(
     metadata = {"format": "pt", read.CHECKSUM: read.checksum(content)}
     weights = safetensors.numpy.save(content, metadata=metadata)
     writing.replace(  # the file by which `_is_ours` knows them first
-        {path / _WEIGHTS: weights, path / _CONFIG: f"{json.dumps(config, indent=2)}\n".encode()}
+        {path / _WEIGHTS: weights, path / _CONFIG: writing.as_json(config)}
     )
 
 

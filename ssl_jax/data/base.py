@@ -126,7 +126,7 @@ def names_of(classes: Iterable | Mapping[Any, int]) -> tuple[str, ...]:
     return tuple(map(str, classes))
 
 
-def _is_names(value):
+def _is_several(value):
     return isinstance(value, Iterable) and not isinstance(value, str | bytes)
 
 
@@ -140,18 +140,12 @@ def _is_size(value):
 
 # Attributes of somebody else's object that are called like facts and mean something else are not
 # used: `self.size = 224` is common.
+_NAMES = ("class_names", "mask_names", "box_names")
 _USABLE: dict[str, Callable[[Any], bool]] = {
     "size": _is_size,
     "sequences": lambda value: isinstance(value, Mapping),
-    "annotations": lambda value: isinstance(value, str),
-    "place": lambda value: isinstance(value, str),
-    "left_out": lambda value: isinstance(value, str),
-    "class_names": _is_names,
-    "mask_names": _is_names,
-    "box_names": _is_names,
-    "unlabelled": _is_names,
-    "unmasked": _is_names,
-    "image_ids": _is_names,
+    **dict.fromkeys(("annotations", "place", "left_out"), lambda value: isinstance(value, str)),
+    **dict.fromkeys((*_NAMES, "unlabelled", "unmasked", "image_ids"), _is_several),
 }
 
 
@@ -166,7 +160,7 @@ class _Adopted(Wrapper):
             value = getattr(source, fact, None)
             usable = value is not None and _USABLE.get(fact, lambda value: True)(value)
             setattr(self, fact, value if usable else getattr(Source, fact))
-        for fact in ("class_names", "mask_names", "box_names"):
+        for fact in _NAMES:
             if (names := getattr(self, fact)) is not None:
                 setattr(self, fact, names_of(names) or None)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError, is_mapping
-from ssl_jax.data import listing
+from ssl_jax.data import kinds, listing
 
 IGNORE = 255  # in masks of records: this pixel has no class
 _NONE = -1  # in tables: no mask may have this value
@@ -91,8 +91,7 @@ def given(section: Mapping[str, Any]) -> tuple[str, ...]:
 
 def chosen(section: Mapping[str, Any]) -> bool:
     """Whether a section `data` says anything of masks, so that these must be usable."""
-    keys = ("masks", "class_names", "class_map", "reduce_zero_label")
-    return any(bool(section.get(key)) for key in keys)
+    return any(section.get(key) for key in ("masks", *kinds.MASK_KEYS))
 
 
 def of_masks(

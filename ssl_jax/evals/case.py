@@ -88,8 +88,8 @@ class Case:
         name: "train" or "test". tokens: of `tokens.KINDS` for one vector per image, or "patches".
         layers: see `Network.read`.
         """
-        masked = registry.get(self.config.type).needs == "masks"  # which has its own records
-        place = (*images_of_section(self.config), self.config.crop, tokens, layers, name, masked)
+        choice = (self.config.crop, tokens, layers, name, self._scores_masks)
+        place = (*images_of_section(self.config), *choice)
         if place not in self.extracted:
             self.extracted[place] = self.features_of(*self.records(name), tokens, layers)
         return self.extracted[place]
@@ -138,8 +138,12 @@ class Case:
         """The used records of the "train" or "test" images. Records without a label are left out if
         others have one; of an evaluation of masks, so are those without a mask."""
         source, count = getattr(self, name), self.config[f"{name}_examples"]
-        masked = registry.get(self.config.type).needs == "masks"
-        return Records(source, sample_records(source, count, self.seed, masked))
+        return Records(source, sample_records(source, count, self.seed, self._scores_masks))
+
+    @property
+    def _scores_masks(self):
+        """Whether records without a mask are left out."""
+        return registry.get(self.config.type).needs == "masks"
 
     def features_of(
         self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1

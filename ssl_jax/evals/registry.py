@@ -125,8 +125,10 @@ def register_module(name: str, **others: Any) -> None:
     `figures`, `scored` and `check`, and `PROTOCOLS`. others: further fields of `Type`.
     """
     module = vars(sys.modules[name])
-    parts = dict(settings="Settings", draw="figures", protocols="PROTOCOLS", scored="scored")
-    parts["check"] = "check"
+    parts = {
+        **dict(settings="Settings", draw="figures", protocols="PROTOCOLS"),
+        **dict(scored="scored", check="check"),
+    }
     fields = {field: module[attribute] for field, attribute in parts.items() if attribute in module}
     register(name.rpartition(".")[2], module["score"], **fields, **others)
 

@@ -5,7 +5,6 @@ and raw pixels, as table, JSON and pictures.
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -199,8 +198,7 @@ class Evaluation:
         paths = self.draw(params, constants, folder / "pictures", folder)
         print(f"{len(paths)} pictures in {folder / 'pictures'}", flush=True)
         # Written last, because it marks the run as finished.
-        content = f"{json.dumps(stored, indent=2)}\n"
-        writing.replace({folder / "results.json": content.encode()})
+        writing.replace({folder / "results.json": writing.as_json(stored)})
         return paths
 
 

@@ -1,9 +1,11 @@
 """Files that appear whole or not at all."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ssl_jax.config import InputError
 
@@ -36,6 +38,11 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def as_json(value: Any) -> bytes:
+    """The content of a JSON file for people."""
+    return f"{json.dumps(value, indent=2)}\n".encode()
 
 
 def replace(files: dict[Path, bytes]) -> None:
