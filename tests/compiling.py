@@ -12,10 +12,10 @@ import os
 
 from packaging.version import Version
 
-# jaxlib 0.11.1 has fusion emitters only, and ends a process that gives this flag.
-_EMITTERS = Version(importlib.metadata.version("jaxlib")) < Version("0.11.1")
+# From jaxlib 0.11.1 on, every program uses fusion emitters; giving this flag ends the process.
+EMITTERS_ARE_OPTIONAL = Version(importlib.metadata.version("jaxlib")) < Version("0.11.1")
 _FLAGS = (
-    *(("--xla_cpu_use_fusion_emitters=false",) if _EMITTERS else ()),
+    *(("--xla_cpu_use_fusion_emitters=false",) if EMITTERS_ARE_OPTIONAL else ()),
     # for tests that compute longer than they compile, see the fixture `optimized`
     "--xla_backend_optimization_level=1",
     "--xla_llvm_disable_expensive_passes=true",

@@ -63,10 +63,12 @@ def optimized():
 
 @pytest.fixture
 def compiled_as_for_users(monkeypatch):
-    """Programs use XLA's fusion emitters, as outside the tests: for a test that two programs which
-    differ elsewhere round the same sums alike.
+    """Programs are compiled as outside the tests where that decides how sums are rounded: for a
+    test that two programs which differ elsewhere round the same sums alike.
     """
-    options = {"xla_cpu_use_fusion_emitters": True}
+    options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    if compiling.EMITTERS_ARE_OPTIONAL:
+        options = {"xla_cpu_use_fusion_emitters": True}
     monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=options))
 
 

@@ -51,7 +51,8 @@ def test_the_platform_is_that_of_the_mesh():
 def test_parts_side_by_side_on_a_gpu(parts, numbers, together):
     for platform in ("cpu", "tpu", "gpu"):
         device = jax.sharding.AbstractDevice(device_kind="", num_cores=1, platform=platform)
-        mesh = jax.sharding.AbstractMesh((2,), ("data",), abstract_device=device)
+        axes = dict(axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device)
+        mesh = jax.sharding.AbstractMesh((2,), ("data",), **axes)
         with jax.sharding.use_abstract_mesh(mesh):
             assert devices.at_once(parts, numbers) == (together if platform == "gpu" else 1)
 
