@@ -6,11 +6,12 @@ import signal
 import sys
 
 from ssl_jax import extras
-from ssl_jax.runtime import pages, stop
+from ssl_jax.runtime import output, pages, stop
 
 
 def main() -> int:
     """Runs the command line; returns its exit code, 2 with one line if an extra is missing."""
+    output.ensure()
     if "jax" not in sys.modules:  # with JAX imported, the caller's process must not be restarted
         pages.restart_with_huge_pages()
     # Before slow imports, so that a signal is handled from the start.

@@ -32,7 +32,6 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. argv: includes the program's name."""
     argv = list(sys.argv if argv is None else argv)[1:]
     completion.answer()
-    output.ensure()
     for stream in (sys.stdout, sys.stderr):  # file names may not be valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

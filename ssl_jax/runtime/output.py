@@ -7,7 +7,12 @@ import sys
 
 
 def ensure() -> None:
-    """Gives a process that was started without stdout or stderr one that discards everything."""
+    """Gives a process that was started without stdin, stdout or stderr one that is empty or
+    discards everything; otherwise the next file that is opened would be written to as stderr. Call
+    it before anything is opened."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))

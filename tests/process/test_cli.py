@@ -78,6 +78,22 @@ def test_a_run_outlives_the_reader_of_its_output():
         assert python("-c", OUTLIVES.replace("True", "False"), stdout=full).returncode != 0
 
 
+CLOSED = """
+import os, sys
+os.closerange(0, 3)
+from ssl_jax import __main__, cli
+def run():
+    return min(os.pipe())
+cli.main, sys.argv = run, ["ssl-jax", "train"]
+os._exit(__main__.main())
+"""
+
+
+def test_without_any_stream_no_other_file_is_taken_for_one():
+    """A log line of XLA on descriptor 2 came to the pipe of signals, and its end was a SIGUSR1."""
+    assert python("-c", CLOSED).returncode > 2
+
+
 COMPLETED = {
     "ssl-jax ev": {"eval"},
     "ssl-jax train --config=stel": {"--config=stellar"},
