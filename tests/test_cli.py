@@ -477,6 +477,19 @@ def test_compiled_programs_are_kept_unless_told_otherwise(monkeypatch, tmp_path,
     assert cache.folder().parent == tmp_path / "ssl_jax"
 
 
+def test_without_a_home_folder_programs_are_not_kept(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cache.Path, "home", home)
+    before = jax.config.values["jax_compilation_cache_dir"]
+    cache.keep_programs()
+    assert jax.config.values["jax_compilation_cache_dir"] == before
+
+
 @pytest.mark.parametrize("others", [True, False])
 def test_programs_that_not_all_processes_see_are_not_kept(monkeypatch, tmp_path, others):
     monkeypatch.setattr(jax, "process_count", lambda: 2)

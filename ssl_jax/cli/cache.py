@@ -16,9 +16,10 @@ _SEEN_WITHIN = 5  # seconds, after which other machines see a file on a shared d
 
 def keep_programs() -> None:
     """Stores compiled programs in the user's cache, unless JAX_COMPILATION_CACHE_DIR is set (""
-    disables it)."""
+    disables it) or the user has no home directory."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(folder()))
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_compilation_cache_dir", str(folder()))
 
 
 def only_shared() -> None:

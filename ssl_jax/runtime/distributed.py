@@ -1,6 +1,7 @@
 """Joins several processes into one run, checks that they agree, and gathers values from them."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -67,7 +68,14 @@ def connect(
                 shutdown_timeout_seconds=_LAST,
             )
         stop.take_back()
-    except (ValueError, RuntimeError) as error:
+    except RuntimeError as error:
+        if "before any JAX" not in str(error):
+            raise
+        raise InputError(
+            "JAX was used before the processes were connected; a module of --import and a config"
+            " file must not compute with JAX when they are imported"
+        ) from error
+    except ValueError as error:
         if all(given):
             raise
         raise InputError(
@@ -160,7 +168,9 @@ def together() -> Iterator[None]:
             print(f"ssl-jax: {where} failed", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(2 if line else 1)
+        # A shared disk may answer again at the next start.
+        again = isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE)
+        os._exit(2 if line and not again else 1)
     multihost_utils.sync_global_devices("end")
 
 

@@ -133,19 +133,12 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXES))
 
 
-def param_sharding(
-    mesh: Mesh | AbstractMesh, shape: tuple[int, ...], *, min_size: int | None = None
-) -> NamedSharding:
-    """Shards the largest dimension that `fsdp` divides (the first of equals). Small arrays and
-    arrays without such a dimension are replicated.
-
-    Args:
-      shape: of the array. min_size: arrays with fewer elements are replicated; None: 4096.
-    """
-    least = _MIN_SIZE if min_size is None else min_size
+def param_sharding(mesh: Mesh | AbstractMesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Shards the largest dimension that `fsdp` divides (the first of equals). Arrays of fewer than
+    4096 numbers and arrays without such a dimension are replicated."""
     fsdp = mesh.shape["fsdp"]
     candidates = [i for i, n in enumerate(shape) if n and n % fsdp == 0]
-    if fsdp == 1 or not candidates or np.prod(shape) < least:
+    if fsdp == 1 or not candidates or np.prod(shape) < _MIN_SIZE:
         return replicated(mesh)
     dimension = max(candidates, key=lambda i: (shape[i], -i))
     return NamedSharding(
@@ -157,8 +150,6 @@ def state_shardings(
     mesh: Mesh | AbstractMesh,
     abstract_state: Any,
     placement: tuple[tuple[str, PartitionSpec], ...] = (),
-    *,
-    min_size: int | None = None,
 ) -> Any:
     """A sharding per leaf of a TrainState (or a dict with its field names) of arrays or
     ShapeDtypeStructs.
@@ -179,11 +170,7 @@ def state_shardings(
                 sharding = NamedSharding(mesh, spec)
                 return sharding if _divides(sharding, leaf.shape) else replicated(mesh)
         field = getattr(path[0], "name", getattr(path[0], "key", None))
-        return (
-            replicated(mesh)
-            if field in _REPLICATED
-            else param_sharding(mesh, leaf.shape, min_size=min_size)
-        )
+        return replicated(mesh) if field in _REPLICATED else param_sharding(mesh, leaf.shape)
 
     return jax.tree_util.tree_map_with_path(place, abstract_state)
 

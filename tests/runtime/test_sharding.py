@@ -82,16 +82,17 @@ def test_a_state_is_cut_where_it_has_the_shapes_of_parameters(form):
     assert {s.data.shape for s in state["params/kernel"].addressable_shards} == {(64, 32)}
 
 
-def test_a_methods_placement_comes_first():
+def test_a_methods_placement_comes_first(monkeypatch):
     """The first pattern that matches a whole path decides, before what holds otherwise."""
+    monkeypatch.setattr(sharding, "_MIN_SIZE", 1)
     mesh = sharding.make_mesh(2, 4)
     rows = jax.ShapeDtypeStruct((64, 8), jnp.float32)
     state = {"params": {"kernel": rows}, "carry": {"memory": rows, "center": rows}}
     placement = (("carry/memory", P("fsdp")), ("carry/.*", P()), ("params/.*", P()))
-    placed = sharding.state_shardings(mesh, state, placement, min_size=1)
+    placed = sharding.state_shardings(mesh, state, placement)
     assert placed["carry"]["memory"].spec == P("fsdp")
     assert placed["carry"]["center"].spec == placed["params"]["kernel"].spec == P()
-    alone = sharding.state_shardings(mesh, state, min_size=1)
+    alone = sharding.state_shardings(mesh, state)
     assert alone["carry"]["memory"].spec == P()
     assert alone["params"]["kernel"].spec == P("fsdp")
 
