@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssl_jax.config import InputError, read_json
+from ssl_jax.runtime import stop
 
 FILE = "lock.json"
 # Fields of the file with a value of each type; flock: whether the process also holds an flock.
@@ -28,7 +30,8 @@ class Lock:
     on the file, which ends with the process. Between machines, whose file systems may not share
     such locks, the process touches the file every few seconds (a heartbeat), and others take the
     lock over after 90 seconds without one. Ages are differences of file times on the directory's
-    own disk, so the machines' clocks may differ.
+    own disk, so the machines' clocks may differ. A process that was suspended for so long, and
+    finds that another one has taken its lock over, ends at once with exit code 1.
 
     Args:
       say: called with a line when another process's lock is awaited or taken over.
@@ -84,8 +87,9 @@ class Lock:
         )
         same_machine = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
         live = None
-        if same_machine and other.get("flock"):
-            live = _is_held(self.path)
+        if other.get("flock"):
+            held = _is_held(self.path)
+            live = held if held or same_machine else None  # not all disks tell other machines
         elif same_machine and not _exists(other.get("process")):
             live = False
         if live:
@@ -119,8 +123,17 @@ class Lock:
 
     def _show_life(self) -> None:
         while not self._ended.wait(self._interval):
-            with contextlib.suppress(OSError):
-                os.utime(self.path)
+            if not (now := _read(self.path)) or now == self._mine:
+                with contextlib.suppress(OSError):
+                    os.utime(self.path)
+            elif not self._ended.is_set():
+                print(
+                    f"ssl-jax: process {now.get('process')} on {now.get('host')} has taken over"
+                    f" {self.path.parent}; this process ends without saving",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                stop.end(1)
 
     def release(self) -> None:
         """Releases the lock; a second call does nothing."""

@@ -208,6 +208,13 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         os.close(reading)
 
 
+def end(code: int) -> None:
+    """Ends the process without clean-up, from any thread."""
+    if _current is not None:
+        _current._end(code)
+    os._exit(code)
+
+
 def take_back() -> None:
     """Gives the signals back to Python's handlers. JAX's service for several processes takes
     SIGTERM, which would then go unnoticed until training starts. Only the main thread can."""

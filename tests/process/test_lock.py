@@ -5,6 +5,7 @@ run; test_disturbed.py kills a run that holds one.
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -132,6 +133,38 @@ def test_it_shows_signs_of_life(tmp_path):
     while (tmp_path / FILE).stat().st_mtime_ns == first:
         assert time.monotonic() < until
         time.sleep(0.01)
+    held.release()
+
+
+SUSPENDED = TAKE.replace("take()", "take(); import time; time.sleep(20)").replace(
+    "[1])", "[1]), beat=.02"
+)
+
+
+def test_one_that_was_taken_over_by_another_machine_ends_without_touching_anything(tmp_path):
+    """It was suspended, and both would write to the run."""
+    process = subprocess.Popen([sys.executable, "-c", SUSPENDED, tmp_path], stderr=subprocess.PIPE)
+    until = time.monotonic() + 20
+    while not lock._read(tmp_path / FILE):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    (tmp_path / FILE).unlink()
+    path = written(tmp_path, **ELSEWHERE)
+    os.utime(path, (1000, 1000))
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1 and b"process 12 on node7" in err
+    assert path.stat().st_mtime == 1000
+
+
+def test_another_machine_asks_for_the_flock_of_a_disk_that_shares_them(tmp_path):
+    held = Lock(tmp_path).take()
+    os.utime(tmp_path / FILE, (1000, 1000))
+    other = Lock(tmp_path)
+    other._mine["host"] = "node7"
+    with pytest.raises(InputError, match=f"process {os.getpid()} on "):
+        other.take()
     held.release()
 
 
