@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.ops import divergence, numerics, vectors
-from ssl_jax.ops.arguments import require, require_between
-from ssl_jax.ops.checked import Number, Positive, checked
+from ssl_jax.ops.arguments import require
+from ssl_jax.ops.checked import NotNegative, Positive, checked
 
 
 @checked
@@ -23,7 +23,7 @@ def flsl(
     student_logits: Float[Array, "*b K"],
     log_targets: Float[Array, "*b K"],
     *,
-    weights: tuple[Number, Number, Number],
+    weights: tuple[NotNegative, NotNegative, NotNegative],
     student_temperature: Positive,
     prior: Float[Array, " K"] | None = None,
 ) -> dict[str, jax.Array]:
@@ -80,9 +80,6 @@ def flsl(
     Reference: FLSL eq. 8, 11 and 13; algorithm 1.
     """
     require(tokens.size > 0, "the shape of tokens", tokens.shape, "[..., d] without an empty axis")
-    require(len(weights) == 3, "weights", weights, "(v, eta, gamma)")
-    for name, weight in zip(("v", "eta", "gamma"), weights, strict=True):
-        require_between(name, weight, 0, float("inf"))
     arrays = tokens, modes, student_logits, log_targets
     q, z, logits, log_targets = (x.reshape(-1, x.shape[-1]) for x in numerics.wide(*arrays))
     log_targets = jax.lax.stop_gradient(log_targets)

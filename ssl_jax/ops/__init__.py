@@ -1,7 +1,8 @@
 """Numerics shared by self-supervised methods: arrays in, arrays out, no networks, no configs.
 
-All functions work under jit, vmap, grad and shard_map and on sharded arrays, take any leading batch
-dimensions, and compute in float32 or wider, also where JAX may promote neither ranks nor types.
+All functions work under jit, vmap, grad and shard_map and on sharded arrays, and compute in float32
+or wider, also where JAX may promote neither ranks nor types. Arrays whose annotation begins with
+`*b` or `*#b` take any leading batch dimensions; banks, memories and anchors have none.
 """
 
 from ssl_jax.ops.alignment import Alignment, align_sets

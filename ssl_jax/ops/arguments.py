@@ -32,12 +32,6 @@ def require_inside(name: str, indices: ArrayLike, of: str, size: int) -> None:
         require(inside, name, f"outside the {of}", f"in [0, {size})")
 
 
-def require_between(name: str, value: float | jax.Array, low: float, high: float) -> None:
-    """Raises ValueError if a known scalar lies outside [low, high]."""
-    if is_concrete(value):
-        require(bool(low <= value <= high), name, value, f"between {low} and {high}")
-
-
 def require_shape(name: str, array: ArrayLike, pattern: tuple, meaning: str) -> None:
     """Raises ValueError unless the shape fits `pattern`.
 

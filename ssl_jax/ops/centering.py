@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ssl_jax.ops.arguments import require
 from ssl_jax.ops.checked import Positive, Share, checked
 from ssl_jax.ops.numerics import wide
 
@@ -66,7 +67,8 @@ def ema_center(
       [K], float32 or wider. A constant: no gradient passes.
 
     Raises:
-      ValueError: shapes that do not fit, m outside [0, 1] (where its value is known).
+      ValueError: shapes that do not fit, no row of logits, m outside [0, 1] (where its value is
+        known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,6 +79,7 @@ def ema_center(
 
     Reference: DINO (Caron et al. 2021), eq. 4.
     """
+    require(logits.size > 0, "the shape of logits", logits.shape, "[..., K] with a row at least")
     center, logits = jax.lax.stop_gradient(wide(center, logits))
     momentum = jax.lax.stop_gradient(momentum)
     old, new = (jnp.asarray(x).astype(center.dtype) for x in (momentum, 1 - momentum))

@@ -104,13 +104,28 @@ def _check(name: str, value, hint, axes: "Axes"):
         if origin is typing.Literal:
             listed = " or ".join(f'"{choice}"' for choice in parts)
             require(value in parts, name, repr(value), listed)
+        elif origin is tuple:
+            fits = isinstance(value, tuple | list) and len(value) == len(parts)
+            require(fits, name, repr(value), f"{len(parts)} numbers")
+            return tuple(
+                _check(f"{name}[{i}]", value[i], parts[i], axes) for i in range(len(parts))
+            )
+        elif option is int:
+            _require_number(name, value, integer=True)
         elif origin is Annotated:
             shape = np.shape(value)
             require(shape == (), name, f"an array of shape {shape}", "a scalar")
+            _require_number(name, value, integer=parts[0] is int)
             for must in parts[1:]:
                 fits = not is_concrete(value) or bool(must.test(np.asarray(value)))
                 require(fits, name, value, must.be)
     return value
+
+
+def _require_number(name: str, value, *, integer: bool) -> None:
+    kind = getattr(value, "dtype", None) or np.asarray(value).dtype
+    real = jnp.issubdtype(kind, jnp.integer) or (not integer and jnp.issubdtype(kind, jnp.floating))
+    require(real, name, repr(value), "an integer" if integer else "a number")
 
 
 def _options(hint) -> tuple:

@@ -108,6 +108,7 @@ def joint_view_clustering(
     extent = (1, 2) if normalize == "image" else (0, 1, 2)
     rows = jnp.full((), -jnp.log(count), dtype)
     images = tokens.shape[0]
+    require(images > 0 or normalize == "image", "the number of images", 0, "at least 1")
 
     def step(state, _):
         labels, centroids, columns, _ = state

@@ -111,6 +111,8 @@ def cycle_consistent(
     # Values of -inf: there was no row to be found. An object that does not exist is never found
     # itself.
     consistent = (
-        (home[:, 0] == jnp.arange(count)) & (forward[:, 0] > -jnp.inf) & (back[:, 0] > -jnp.inf)
+        (home[:, 0] == jnp.arange(count, dtype=home.dtype))
+        & (forward[:, 0] > -jnp.inf)
+        & (back[:, 0] > -jnp.inf)
     )
     return Cycle(consistent.reshape(lead), index.reshape(lead))

@@ -111,8 +111,8 @@ def volume_regularizer(
       gradient at p_k = 0 is that at the smallest normal number (it is minus infinity).
 
     Raises:
-      ValueError: a scalar, another shape of the prior, entries of the prior that are not above 0
-      (where known).
+      ValueError: a scalar, another shape of the prior, entries of the prior that are not above 0,
+      or whose sum is not 1 (where known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -128,6 +128,8 @@ def volume_regularizer(
     elif is_concrete(prior):
         lowest = np.asarray(prior).min()
         require(bool(lowest > 0), "the lowest entry of prior", lowest, "above 0")
+        total = np.asarray(prior, np.float64).sum(axis=-1)
+        require(bool((np.abs(total - 1) <= 0.01).all()), "the sum of prior", total, "1")
     prior = jnp.broadcast_to(prior.astype(dtype), mean_probs.shape)
     ratio = mean_probs / prior
     log_ratio = jnp.log(jnp.maximum(ratio, jnp.finfo(dtype).tiny))

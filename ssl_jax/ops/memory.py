@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Int, Key, Shaped
 from ssl_jax.ops import devices
 from ssl_jax.ops.arguments import require
 from ssl_jax.ops.checked import Count, checked
+from ssl_jax.ops.numerics import float_type
 
 
 class Memory(TypedDict):
@@ -64,7 +65,7 @@ def memory_init(spec: dict, size: Count, *, filled: Key[Array, ""] | None = None
             (shape, dtype),
             "float vectors where the memory starts filled",
         )
-        wide = jnp.promote_types(dtype, jnp.float32)
+        wide = float_type(jnp.zeros((), dtype))
         draw = jax.random.normal(jax.random.fold_in(filled, position), (size, *shape), wide)
         rows[name] = (draw / jnp.linalg.norm(draw, axis=-1, keepdims=True)).astype(dtype)
     return Memory(
@@ -92,7 +93,8 @@ def memory_push(
       The new Memory: written rows valid, cursor (old + B) mod N.
 
     Raises:
-      ValueError: other names or row shapes than the memory's, or different B among the names.
+      ValueError: other names or row shapes than the memory's, different B among the names, or a
+        `where` for each row.
 
     Example:
       >>> import jax.numpy as jnp
@@ -123,6 +125,11 @@ def memory_push(
             jnp.shape(row),
             f"[B, {inner}]",
         )
+
+    if where is not None:
+        kind, shape = jnp.result_type(where), jnp.shape(where)
+        scalar = shape == () and kind == jnp.bool_
+        require(scalar, "where", f"an array of {kind} {shape}", "a bool scalar")
 
     def cut(mesh):
         return jax.tree.map(lambda x: NamedSharding(mesh, jax.typeof(x).sharding.spec), memory)

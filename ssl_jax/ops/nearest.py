@@ -61,7 +61,8 @@ def nearest(
         are -inf and their indices point at rows that `where` excludes (at any row, if the last
         group has fewer than k rows).
       method: "exact", or "approx" (`jax.lax.approx_max_k` in every chunk).
-      metric: "cosine" or "dot". Zero vectors have cosine 0.
+      metric: "cosine" or "dot". Zero vectors have cosine 0; other norms must lie
+        within 1e-18 and 1e18.
       inverse_norms: [n], 1 / |e| of every bank row (any number for a zero row), for "cosine" only:
         for a memory that stores them. Constants, without gradient. None: worked out here.
       group_size: rows per group, for q = n: query i is compared with rows of its own group i //
@@ -199,10 +200,13 @@ def _neighbours_jvp(how, primals, tangents):
             value = value * (inverse_norm(row) if scale is None else scale[index])
         return value
 
-    rows, by_rows = (x[index].astype(values.dtype) for x in (bank, by_bank))
+    found = jnp.isfinite(values)  # whatever lies in other rows, NaN too
+    rows, by_rows = (
+        jnp.where(found[..., None], x[index].astype(values.dtype), 0) for x in (bank, by_bank)
+    )
     slope = jax.jvp(similarity, (queries, rows), (by_query, by_rows))[1]
     return (values, index), (
-        jnp.where(jnp.isfinite(values), slope, 0),
+        jnp.where(found, slope, 0),
         jax.custom_derivatives.zero_from_primal(index),
     )
 

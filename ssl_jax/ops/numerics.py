@@ -17,9 +17,16 @@ def key(seed: ArrayLike) -> jax.Array:
 
 
 def float_type(*arrays: ArrayLike) -> jnp.dtype:
-    """Their common float type, float32 at least; also where JAX is set not to mix types."""
+    """Their common float type, float32 at least; also where JAX is set not to mix types, and for
+    floats of 8 bits, which it never mixes."""
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+        types = [jnp.float32 if _is_below_float32(x) else x for x in arrays]
+        return jnp.promote_types(jnp.result_type(*types), jnp.float32)
+
+
+def _is_below_float32(x) -> bool:
+    dtype = jnp.result_type(x)
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
 
 
 @overload

@@ -44,7 +44,7 @@ def patchify(
 
 @checked
 def unpatchify(
-    patches: Shaped[Array, "*b n P"], patch: Count, grid: tuple[int, int]
+    patches: Shaped[Array, "*b n P"], patch: Count, grid: tuple[Count, Count]
 ) -> Shaped[Array, "*b H W C"]:
     """Puts patches together again: the inverse of `patchify`.
 

@@ -13,6 +13,7 @@ and no length can be traced.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from ssl_jax.ops.arguments import is_concrete, require
 from ssl_jax.ops.checked import Number
 
 
@@ -45,7 +46,8 @@ def warmup_cosine(
       float32 of the shape of `step`.
 
     Raises:
-      TypeError, ValueError: arguments that are no numbers.
+      TypeError, ValueError: arguments that are no numbers, a T that is not above 0, a W outside [0,
+        T] (where they are known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -56,6 +58,10 @@ def warmup_cosine(
     """
     t = jnp.asarray(step, jnp.float32)
     base, end, total, warmup, start = map(_number, (base, end, total, warmup, start))
+    if is_concrete(total):
+        require(bool(total > 0), "total", total, "above 0")
+        fits = not is_concrete(warmup) or bool(0 <= warmup <= total)
+        require(fits, "warmup", warmup, f"between 0 and total = {total}")
     # (1 + cos(pi x)) / 2 = sin^2(pi (1 - x) / 2), which does not cancel near the end.
     left = jnp.clip((total - t) / jnp.maximum(total - warmup, 1), 0.0, 1.0)
     cosine = end + (base - end) * jnp.sin(0.5 * jnp.pi * left) ** 2
@@ -73,7 +79,8 @@ def linear_warmup(
       step: t >= 0 in steps, or in epochs for the variant that is constant within an epoch.
       start: value at t = 0.
       end: value from t = warmup - 1 on.
-      warmup: W in the same unit, 0 = `end` from the start; may be traced.
+      warmup: W in the same unit, 0 = `end` from the start, 1 = `start` at t = 0 alone; may
+        be traced.
 
     Returns:
       float32 of the shape of `step`.

@@ -247,19 +247,32 @@ def _rows(x, i, passes: int):
     """The rows of pass i of x [b, n, ...]."""
     if passes == 1:
         return x
-    return _narrowly(lambda x: over.take(x, i, passes, axis=1), x, i)
+    return _narrowly(lambda x, i: over.take(x, i, passes, axis=1), x, i)
 
 
-def _narrowly(pick, x, i):
-    """pick(x) in pass i, where `pick` moves numbers only.
+def _narrowly(pick, x, *at):
+    """pick(x, *at), where `pick` moves numbers only and `at` are integers that change with the
+    pass.
 
     XLA for CPUs slices 16-bit floats as float32 and then widens all of x ahead of the loop: a copy
     of twice its size. As integers, tied to the pass, they stay as they are.
     """
     if not _is_narrow(x.dtype):
-        return pick(x)
-    x, _ = jax.lax.optimization_barrier((x, jnp.asarray(i)))
-    return jax.lax.bitcast_convert_type(pick(jax.lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
+        return pick(x, *at)
+    return _as_integers(pick, x, *map(jnp.asarray, at))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _as_integers(pick, x, *at):
+    x, _ = jax.lax.optimization_barrier((x, at))
+    moved = pick(jax.lax.bitcast_convert_type(x, jnp.uint16), *at)
+    return jax.lax.bitcast_convert_type(moved, x.dtype)
+
+
+@_as_integers.defjvp
+def _as_integers_jvp(pick, primals, tangents):
+    """Integers have no derivative."""
+    return _as_integers(pick, *primals), pick(tangents[0], *primals[1:])
 
 
 def _is_narrow(dtype) -> bool:
@@ -310,7 +323,8 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
     top, total = _loop(passes, column_lse, (jnp.full_like(zeros, lowest), zeros))
     highest = jnp.max(top, axis=1)
     total = jnp.sum(total * jnp.exp(top - highest[:, None]), axis=1)
-    h = jnp.where(total > 0, -highest - jnp.log(jnp.where(total > 0, total, 1)), 0)
+    # No row counts where a total is 0. NaN stays: one bad score must not pass for balanced targets.
+    h = jnp.where(total == 0, 0, -highest - jnp.log(jnp.where(total == 0, 1, total)))
 
     def iterate(_, h):
         def prototype_use(i, carry):
@@ -320,7 +334,7 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
             return carry + column_sums(by_part(q), by_part(share))
 
         total = jnp.sum(_loop(passes, prototype_use, zeros), axis=1)
-        return h - jnp.log(jnp.where(total > 0, total, 1))
+        return h - jnp.log(jnp.where(total == 0, 1, total))
 
     return jax.lax.fori_loop(0, num_iters - 1, iterate, h)
 
@@ -333,7 +347,9 @@ def _target_logits(targets, i, passes: int):
         keep = None if where is None else _rows(where, i, passes)
     else:
         index = _rows(index, i, passes)
-        picked = _narrowly(lambda x: jnp.take_along_axis(x, index[..., None], axis=1), scores, i)
+        picked = _narrowly(
+            lambda x, index: jnp.take_along_axis(x, index[..., None], axis=1), scores, index
+        )
         keep = None if where is None else jnp.take_along_axis(where, index, axis=1)
     x = sharpen(picked, temperature)
     return (x if keep is None else jnp.where(keep[..., None], x, 0)) + potentials, keep
@@ -373,7 +389,23 @@ def _fused(passes: int, logits, temperature, targets):
 
 
 def _fused_backward(passes: int, saved, cotangent):
-    logits, temperature, targets, rows = saved
+    return *_gradients(passes, *saved, cotangent), None
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gradients(passes: int, logits, temperature, targets, rows, cotangent):
+    """By the logits and by the temperature."""
+    narrow = _is_narrow(logits.dtype) and passes > 1
+    return _gradients_in(passes, narrow, logits, temperature, targets, rows, cotangent)
+
+
+@_gradients.defjvp
+def _gradients_jvp(passes: int, primals, tangents):
+    return jax.jvp(functools.partial(_gradients_in, passes, False), primals, tangents)
+
+
+def _gradients_in(passes: int, narrow: bool, logits, temperature, targets, rows, cotangent):
+    """narrow: floats of 16 bits are stored as integers, see `_narrowly`, and have no derivative."""
     lead, count, width = logits.shape
 
     def step(i, carry):
@@ -398,14 +430,13 @@ def _fused_backward(passes: int, saved, cotangent):
         by_logits = jax.lax.dynamic_update_index_in_dim(by_logits, by_mine, i, axis=2)
         return by_logits, by_temperature - through / temperature
 
-    narrow = _is_narrow(logits.dtype)
-    dtype = jnp.uint16 if narrow else logits.dtype  # see `_narrowly`
+    dtype = jnp.uint16 if narrow else logits.dtype
     start = jnp.zeros((lead, count // passes, passes, width), dtype), jnp.zeros_like(temperature)
     by_logits, by_temperature = _loop(passes, step, devices.varying(start, logits))
     by_logits = by_logits.reshape(logits.shape)
     if narrow:
         by_logits = jax.lax.bitcast_convert_type(by_logits, logits.dtype)
-    return by_logits, by_temperature, None
+    return by_logits, by_temperature
 
 
 _fused.defvjp(_fused_forward, _fused_backward)

@@ -163,12 +163,13 @@ def _forward(queries, sops: Sops, precision):
         logits = _logits(queries, slots, precision)
         own, shared = (jnp.broadcast_to(x, logits.shape) for x in parts)
         highest, own, shared = _summed(together, logits, own, shared)
-        # Of exp(top - new_top) and exp(highest - new_top) one is always 1.
-        below = jnp.exp(-jnp.abs(highest - top))
+        # Of exp(top - new_top) and exp(highest - new_top) one is always 1. The same side is chosen
+        # everywhere, so that derivatives are right where both are equal.
         higher = highest > top
+        below = jnp.exp(jnp.where(higher, top - highest, highest - top))
         keep, add = jnp.where(higher, below, 1), jnp.where(higher, 1, below)
         return (
-            jnp.maximum(top, highest),
+            jnp.where(higher, highest, top),
             own_sum * keep + own * add,
             shared_sum * keep + shared * add,
         ), None

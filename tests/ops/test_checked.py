@@ -78,6 +78,8 @@ def test_what_fits_passes():
         # Under jit shapes are still checked, and numbers that are known.
         ("where", lambda: jax.jit(mean)(X, np.ones((5, 2), bool))),
         ("weight", lambda: jax.jit(functools.partial(mean, weight=-1.0))(X)),
+        ("weight", lambda: mean(X, weight=None)),
+        ("times", lambda: mean(X, times=2.0)),
         ("weight", lambda: jax.jit(functools.partial(mean, weight=jnp.float32(-1)))(X)),
     ],
 )

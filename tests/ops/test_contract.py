@@ -579,7 +579,7 @@ def masked(*shape):
 
 
 NO_TEMPERATURE = [0, -0.1, NAN, INF, jnp.float32(0), ones(1)]
-SCORES_REFUSED = dict(scores=[ones(3), ones(0, 5)], where=[masked(5)], num_iters=[0])
+SCORES_REFUSED = dict(scores=[ones(3), ones(0, 5)], where=[masked(5)], num_iters=[0, 3.0, None])
 SCORES_REFUSED |= dict(temperature=NO_TEMPERATURE)
 SEEDS = [0, 0, 1], [0, 1, 8], [0, 1, -1], [0, 1], [0.0, 1.0, 2.0]
 # op -> argument -> what it refuses in place of its case's
@@ -596,7 +596,7 @@ REFUSED = {
     "cycle_consistent": dict(second=[ones(4, 3)], where=[masked(9)], bank_where=[masked(8)])
     | dict(first_bank=[ones(9, 4)], second_bank=[ones(6, 3)])
     | dict(inverse_norms=[ones(8)], group_size=[0]),
-    "ema_center": dict(logits=[ones(8, 4)], momentum=[-0.1, 1.5]),
+    "ema_center": dict(logits=[ones(8, 4), ones(0, 5)], momentum=[-0.1, 1.5]),
     "entropic_transport": dict(cost=[ones(3), ones(3, 0)], b=[ones(8) / 8, ones(4)])
     | dict(a=[ones(4) / 4, np.float32([2, -1, 0, 0, 0, 0, 0, 0]), ones(8) / 16])
     | dict(epsilon=NO_TEMPERATURE, num_iters=[0], form=["exp"]),
@@ -614,28 +614,30 @@ REFUSED = {
     "memory_init": dict(
         size=[0], spec=[{}, {"spec": ((), jnp.float32)}, {"spec": ((3,), jnp.int32)}]
     ),
-    "nearest": dict(k=[0, 17], bank=[ones(16, 4)], where=[masked(4)], inverse_norms=[ones(4)])
+    "nearest": dict(k=[0, 17, 3.0], bank=[ones(16, 4)], where=[masked(4)], inverse_norms=[ones(4)])
     | dict(method=["fast"], metric=["l2"], chunk=[0], bank_chunk=[2], group_size=[0])
     | dict(recall_target=[0, 1.5]),
     "object_tokens": dict(tokens=[ones(8)], assignments=[ones(4, 3)]),
-    "patchify": dict(images=[ones(6, 5, 3), ones(5, 6, 3), ones(6, 6)], patch=[0]),
+    "patchify": dict(images=[ones(6, 5, 3), ones(5, 6, 3), ones(6, 6)], patch=[0, 2.0]),
     "sample_anchors": dict(
-        size=[4], strategy=["fixed"], num_anchors=[0], num_tasks=[0], key=[np.uint32(0)]
+        size=[4, 16.0], strategy=["fixed"], num_anchors=[0], num_tasks=[0], key=[np.uint32(0)]
     ),
     "sinkhorn_cross_entropy": dict(logits=[ones(4, 5), ones(8, 2)], potentials=[ones(8)])
     | dict(index=[np.zeros(4, int), np.zeros(8), np.arange(8) + 1, np.arange(8) - 1])
     | dict(where=[masked(5)], chunk=[0], num_iters=[0])
     | dict(target_temperature=[-1], temperature=NO_TEMPERATURE),
-    "sinkhorn_knopp": SCORES_REFUSED,
+    "sinkhorn_knopp": SCORES_REFUSED | dict(temperature=["0.1"]),
     "sinkhorn_potentials": SCORES_REFUSED | dict(chunk=[0]),
     "sop_vote": dict(
         members=[ones(4, 3), ones(4, 2, 4)], weights=[ones(2, 4)], temperature=NO_TEMPERATURE
     ),
     "sop_weights": dict(rule=["soft"], smoothing=[1.0, -0.1], similarity=[ones(3)]),
-    "unpatchify": dict(patches=[ones(5, 12), ones(8, 13)], patch=[0]),
+    "unpatchify": dict(patches=[ones(5, 12), ones(8, 13)], patch=[0])
+    | dict(grid=[(-4, -2), (8,), (4.0, 2.0)]),
     "volume_regularizer": dict(
-        mean_probs=[ones(), ones(0)], prior=[ones(2) / 2, np.array([0.5, 0.5, 0.0, 0, 0])]
+        mean_probs=[ones(), ones(0)], prior=[ones(2) / 2, np.array([0.5, 0.5, 0.0, 0, 0]), ones(5)]
     ),
+    "warmup_cosine": dict(total=[0, -3, NAN], warmup=[19, -1]),
 }
 # Several arguments that do not fit; the error names the first
 MISFITS = [

@@ -111,3 +111,10 @@ def test_it_is_vectorised_in_half_precision():
     tokens = jax.random.normal(jax.random.key(0), (3, 4, 5), jnp.float16)
     each = jnp.stack([koleo(one) for one in tokens])
     np.testing.assert_allclose(jax.vmap(koleo)(tokens), each, rtol=1e-5)
+
+
+def test_floats_of_8_bits_are_floats():
+    """JAX promotes them with no other type."""
+    tokens = jax.random.normal(jax.random.key(0), (5, 4)).astype(jnp.float8_e4m3fn)
+    wide = tokens.astype(jnp.float32)
+    np.testing.assert_array_equal(koleo(tokens), koleo(wide))

@@ -93,6 +93,15 @@ def test_sharded_rows_arrive_in_global_order():
     np.testing.assert_array_equal(memory["rows"]["vector"][:, 1], -np.array(want))
 
 
+def test_a_choice_of_rows_is_refused():
+    """It made the cursor a vector, and the next rows went to wrong places."""
+    held = ops.memory_init(SPEC, 4)
+    rows = {"vector": np.ones((2, 2)), "number": np.ones(2)}
+    for where in (np.array([True, False]), 1):
+        with pytest.raises(ValueError, match="where"):
+            ops.memory_push(held, rows, where=where)
+
+
 @pytest.mark.parametrize(
     ("argument", "rows"),
     [

@@ -200,6 +200,20 @@ def test_gradient_by_the_temperature():
     close(by_tau, (high - low) / 2e-5)
 
 
+def test_the_second_derivative_where_logits_are_equal():
+    """Of a zero query all are."""
+    rng, members, weights = random_sops(3, 4, 3)
+    query = np.zeros((1, 8), np.float32)
+
+    def vote(u):
+        return ops.sop_vote(u, members, weights, temperature=0.5)[0, 0]
+
+    step = 1e-2 * np.eye(8, dtype=np.float32)[:, None]
+    gradient = jax.vmap(lambda u: jax.grad(vote)(u)[0])
+    wanted = (gradient(query + step) - gradient(query - step)) / 2e-2
+    np.testing.assert_allclose(jax.hessian(vote)(query)[0, :, 0], wanted, atol=2e-2)
+
+
 def test_the_second_derivative_is_finite_where_nothing_is_shared():
     rng = np.random.default_rng(0)
     queries, members = rng.normal(size=(3, 4)), rng.normal(size=(5, 2, 4))
