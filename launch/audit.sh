@@ -8,6 +8,7 @@
 # no failure.
 
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 folder="$(mktemp -d)"

@@ -4,15 +4,17 @@
 # Needs bash, a Python of at least 3.11 and its pip. Sets: ROOT (the checkout, also the working
 # directory afterwards), PATH with .venv first, JAX's compilation cache in .cache/xla.
 # PYTHON=/path/to/python chooses the interpreter.
-# A .venv that these scripts made is rebuilt when requirements.lock, setup.py, the interpreter or
-# the checkout's path changes; any other .venv (your own, or one whose installation was cut off) is
-# kept and completed in place; with a Python that is too old it is left alone, and named.
+# A .venv that these scripts made is rebuilt when its installation was cut off, or requirements.lock,
+# setup.py, the interpreter or the checkout's path changes. Nothing is deleted of any other .venv: it
+# is completed in place if its bin/python is supported, else left alone, and named.
 
 set -euo pipefail
 
+unset CDPATH # with it, cd prints the folder, or enters another one
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$ROOT"
 VENV="$ROOT/.venv"
+OURS="$VENV/ssl_jax_created" # written first: only a folder that has it may be emptied
 STAMP="$VENV/ssl_jax_environment" # written last: present means complete
 
 say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
@@ -53,12 +55,15 @@ PY
 }
 
 # create_venv PYTHON: also where Python came without ensurepip (Debian without python3-venv),
-# through that Python's own pip.
+# through that Python's own pip. The mark stays while an older one of ours is emptied.
 create_venv() {
+  mkdir -p "$VENV"
+  : >"$OURS"
+  find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "$(basename "$OURS")" -exec rm -rf {} +
   if "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; then
-    "$1" -m venv --clear "$VENV"
+    "$1" -m venv "$VENV"
   elif "$1" -m pip --version >/dev/null 2>&1; then
-    "$1" -m venv --clear --without-pip "$VENV"
+    "$1" -m venv --without-pip "$VENV"
     "$1" -m pip --python "$VENV/bin/python" install --quiet pip
   else
     say "$1 has neither ensurepip nor pip; install one of them (Debian: apt install python3-venv)"
@@ -83,18 +88,20 @@ up_to_date() {
     [ "$(cat "$STAMP")" = "$(fingerprint "${PYTHON:-$VENV/bin/python}" 2>/dev/null)" ]
 }
 
+# ours: is .venv made by these scripts, or not there?
+ours() { [ -f "$OURS" ] || { [ ! -e "$VENV" ] && [ ! -L "$VENV" ]; }; }
+
 prepare_environment() {
   local python
   if up_to_date; then return; fi
   python="$(find_python)"
-  if [ -e "$VENV/bin/python" ] && [ ! -f "$STAMP" ] && ! supported "$VENV/bin/python"; then
-    say "$VENV has a Python that is too old and was not created by this script; move it away"
+  if ! ours && ! supported "$VENV/bin/python"; then
+    say "$VENV was not created by this script and has no Python of at least 3.11; move it away"
     return 1
   fi
   say "installing the packages of requirements.lock into .venv (takes a few minutes once)"
-  if [ -f "$STAMP" ] || ! supported "$VENV/bin/python"; then
-    create_venv "$python"
-  fi
+  if ours; then create_venv "$python"; fi
+  rm -f "$STAMP"
   install_packages
   fingerprint "$VENV/bin/python" >"$STAMP"
 }

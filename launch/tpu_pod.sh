@@ -15,6 +15,7 @@
 # anew.
 
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ $# -lt 3 ]; then
   echo "usage: bash launch/tpu_pod.sh NAME ZONE --config=NAME --workdir=FOLDER [ARGUMENTS]" >&2

@@ -83,6 +83,73 @@ def test_the_quickstart_takes_a_folder_keys_or_both(given, folder, rest, place, 
     assert place.calls("python") == [[*head, f"--workdir={folder.format(here=tmp_path)}", *rest]]
 
 
+@pytest.fixture
+def prepare(tmp_path):
+    """Runs a copy of environment.sh with a Python whose pip ends with a status and whose venv is a
+    copy of itself; returns the exit status and what it printed."""
+    (tmp_path / "launch").mkdir()
+    shutil.copy(LAUNCH / "environment.sh", tmp_path / "launch")
+    for name in ("requirements.lock", "setup.py"):
+        (tmp_path / name).write_text("setuptools==1 ")
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/bash
+case "$*" in
+  "-m venv --clear "*) rm -r "${{!#}}" && exec "$0" -m venv "${{!#}}" ;;
+  "-m venv "*) mkdir -p "${{!#}}/bin" && cp "$0" "${{!#}}/bin/python" ;;
+  "-m pip "*) exit "$PIP" ;;
+  *"print(sys.executable)"*) echo "$0" ;;
+  *) exec {sys.executable} "$@" ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+
+    def run(pip=0):
+        done = subprocess.run(
+            ["bash", "-c", 'source launch/environment.sh; echo "$ROOT"'],
+            env=os.environ | {"PYTHON": str(python), "PIP": str(pip), "CDPATH": "."},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("python", ["bin/python", "Scripts/python.exe", "link"])
+def test_an_environment_of_the_users_is_never_emptied(prepare, tmp_path, python):
+    """Its Python is a link to one that is gone, or Windows'; or .venv is a link to a folder."""
+    folder = tmp_path / ".venv"
+    if python == "link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        (folder / python).parent.mkdir(parents=True)
+        (folder / python).symlink_to(tmp_path / "gone")
+    (folder / "mine").write_text("mine")
+    assert prepare()[0] == 1
+    assert (folder / "mine").read_text() == "mine" and not (folder / "ssl_jax_created").exists()
+
+
+def test_an_environment_of_ours_is_made_again_after_a_cut_and_a_change(prepare, tmp_path):
+    folder, ready = tmp_path / ".venv", (0, f"{tmp_path}\n")
+    assert prepare(pip=1)[0] == 1 and (folder / "bin" / "python").exists()
+    (folder / "left over").touch()
+    assert prepare() == ready and not (folder / "left over").exists()
+    (folder / "added").touch()
+    assert prepare(pip=1) == ready and (folder / "added").exists()  # it is up to date
+    (tmp_path / "setup.py").write_text("changed")
+    assert prepare() == ready and not (folder / "added").exists()
+    # One with a Python that works is the user's: completed, also after a change.
+    (folder / "ssl_jax_created").unlink()
+    for change in ("mine", "mine again"):
+        (tmp_path / "setup.py").write_text(change)
+        (folder / "mine").touch()
+        assert prepare() == ready and (folder / "mine").exists()
+
+
 # What SLURM 22.05 says of a job whose processes have just ended.
 _TIME_NEAR = "JobState=RUNNING Reason=None EndTime=2026-01-01T00:00:00 PreemptTime=None"
 
