@@ -2,6 +2,7 @@
 commands of `python -m experiments` share."""
 
 import argparse
+import contextlib
 import csv
 import importlib
 import json
@@ -11,34 +12,43 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 import tomllib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.store import Records
 from experiments.tables import ROOT, made, spread
-from ssl_jax import evals
+from ssl_jax import evals, extras
 from ssl_jax.config import InputError, refusal
-from ssl_jax.runtime import pages
+from ssl_jax.runtime import pages, stop
 
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
 # Keys that change no result, or a place.
 _FREE = tuple(f"--config.{key}" for key in ("log.", "checkpoint.", "data.workers", "data.dir"))
 _LAST = 20  # rows of metrics.csv that stand for the end of a run
+_SOON = 0.2  # seconds in which a signal is passed on
 
 
 def start(main) -> None:
-    """Ends the process with what a script's `main()` returns; bad input is one line and status 2,
-    as of ssl-jax. With huge pages, as ssl-jax."""
+    """Ends the process with what a script's `main()` returns; bad input, a library that is not
+    installed and a signal are one line and a status, as of ssl-jax. With huge pages, as ssl-jax."""
     pages.restart_with_huge_pages()
     try:
         sys.exit(main())
+    except stop.Interrupted:
+        status, line = stop.EXIT_PREEMPTED, "stopped; the same command continues"
+    except KeyboardInterrupt:
+        status, line = stop.EXIT_AT_ONCE, "stopped"
     except Exception as error:
-        if not (line := refusal(error)):
+        absent = isinstance(error, ModuleNotFoundError) and extras.missing(error)
+        status, line = 2, absent or refusal(error)
+        if not line:
             raise
-        print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
-        sys.exit(2)
+    print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
+    sys.exit(status)
 
 
 def dispatch(package: str, names) -> None:
@@ -119,13 +129,14 @@ class Run(NamedTuple):
         return not config["evals"]["tasks"] and last.is_dir()
 
     def check_same(self) -> None:
-        """Raises InputError if the folder holds a run with other arguments."""
+        """Raises InputError if the folder holds a run of another config or with other arguments."""
         file = self.folder / "environment.json"
         command = json.loads(file.read_text()).get("command") if file.exists() else None
         if command is None:
             return
-        there = {word for word in command if word.startswith("--config.")}
-        differing = sorted(x for x in there ^ {*self.arguments} if not x.startswith(_FREE))
+        there = {word for word in command if word.startswith(("--config.", "--config="))}
+        mine = {f"--config={self.config}", *self.arguments}
+        differing = sorted(word for word in there ^ mine if not word.startswith(_FREE))
         if differing:
             raise InputError(
                 f"{self.folder} holds a run with other settings ({', '.join(differing)}); choose"
@@ -135,32 +146,51 @@ class Run(NamedTuple):
 
 def train(run: Run, cores=()) -> bool:
     """Trains in a process of its own unless it is done; continues what was cut off. True if it is
-    done then.
+    done then. Raises InputError if the folder holds another run, and as `execute`.
 
     cores: processors that the process may use; () = all.
     """
+    run.check_same()
     if not run.done:
         run.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "ssl_jax", "train", f"--config={run.config}"]
         pinned = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
         with open(f"{run.folder}.log", "a") as log:
-            subprocess.run(
-                [*pinned, *command, f"--workdir={run.folder}", *run.arguments],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                check=False,
-            )
+            execute([*pinned, *command, f"--workdir={run.folder.absolute()}", *run.arguments], log)
     return run.done
+
+
+def execute(command: list[str], log) -> None:
+    """Runs a command in the checkout to its end, its output in a file. A signal to stop is passed
+    on; once the command has saved and ended, raises stop.Interrupted."""
+    with stop.listening() as signals:
+        signals.busy()
+        if not signals.received:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+            while process.poll() is None and not signals.received:
+                time.sleep(_SOON)
+            if signals.received:
+                process.terminate()  # of Ctrl-C it knows already: a second signal changes nothing
+            process.wait()
+        if signals.received:
+            raise stop.Interrupted
+
+
+def check(wanted: list[Run]) -> None:
+    """Raises InputError if two runs have one folder, or a folder holds another run."""
+    for folder, count in Counter(run.folder for run in wanted).items():
+        if count > 1:
+            raise InputError(f"{count} runs would share {folder}; leave out or rename values")
+    for run in wanted:
+        run.check_same()
 
 
 def train_all(wanted, jobs: int = 1):
     """Trains runs, `jobs` at a time, each with its share of the cores; names each as it ends, and
-    yields (run, whether there are results). Raises InputError before it begins if a folder holds
-    another run."""
+    yields (run, whether there are results). Raises InputError before it begins, as `check`; a
+    signal to stop reaches the runs in training, and no other begins (`execute`)."""
     wanted = list(wanted)
-    for run in wanted:
-        run.check_same()
+    check(wanted)
     cores: queue.SimpleQueue = queue.SimpleQueue()
     available = sorted(os.sched_getaffinity(0)) if shutil.which("taskset") and jobs > 1 else []
     for job in range(jobs):
@@ -173,7 +203,10 @@ def train_all(wanted, jobs: int = 1):
         finally:
             cores.put(mine)
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop.listening()).busy()
+        pool = ThreadPoolExecutor(jobs)
+        stack.callback(pool.shutdown, cancel_futures=True)
         for future in as_completed([pool.submit(one, run) for run in wanted]):
             run, there = future.result()
             outcome = "done" if there else f"FAILED, see {run.folder}.log"

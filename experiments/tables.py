@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,12 +63,14 @@ def made(folder: Path | None = None) -> dict:
     what is checked out and installed."""
     import jax
 
+    from ssl_jax.train import log
+
     file = Path(folder or "", "environment.json")
     there = json.loads(file.read_text()) if folder and file.exists() else {}
     devices = there.get("devices") or [f"{d.platform} {d.device_kind}" for d in jax.devices()]
     kinds = [name.partition(" ")[2] for name in devices if not name.startswith("cpu ")]
     return {
-        "commit": (there.get("git") or _checked_out())[:7],
+        "commit": (there.get("git") or log.git_revision() or "unknown")[:7],
         "processor": processor(),
         "cores": os.cpu_count() if folder else cores(),
         "accelerators": f"{len(kinds)} x {kinds[0]}" if kinds else "",
@@ -90,13 +91,6 @@ def provenance(*where: Path | dict) -> str:
     parts += sorted({one["accelerators"] for one in every if one.get("accelerators")})
     versions = f"Python {each('{python}')}, jax {each('{jax}')}"
     return f"Commit {each('{commit}')}; {', '.join(parts)}; {versions}."
-
-
-def _checked_out() -> str:
-    """The commit that is checked out."""
-    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
 
 
 def cores() -> int:

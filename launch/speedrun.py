@@ -8,12 +8,13 @@ A run is `ssl-jax train --config=METHOD:SET`, or METHOD:SET_gpu. Its number of e
 budget on the machine that the recipe was made for; elsewhere the minutes differ and the network
 does not. Runs are in WORKDIR/METHOD-SET-BUDGET-SEED and are resumed; one that has its results.json
 is not made again. Beside it are its weights (bfloat16, .safetensors), which ssl_jax.load reads; the
-numbers of all are in WORKDIR/records.jsonl. Without the sets, METHOD:photos is trained, on
+numbers of all are in WORKDIR/records.jsonl. Without --data, METHOD:photos is trained, on
 photographs that come with the packages. Arguments --config.KEY=VALUE go to every run.
 """
 
 import argparse
 import datetime
+import itertools
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from configs import compare
 from experiments import evaluate, runs, store, tables, zoo
 from experiments.tables import ROOT
 from ssl_jax import trees
+from ssl_jax.config import InputError
 
 BUDGETS = {"cpu": "60 min on 2 cores", "gpu": "10 min on a GPU"}
 # {set: the names under which TFDS may have prepared it}
@@ -45,26 +47,32 @@ def main(argv=None) -> int:
     parser.add_argument("--methods", default="sop", help="comma-separated; default: sop")
     parser.add_argument("--sets", default="", help="comma-separated; default: those in --data")
     parser.add_argument("--seeds", default="0", help="comma-separated")
-    parser.add_argument("--workdir", default="runs/speedrun", type=Path, help="where the runs go")
+    place = ROOT / "runs" / "speedrun"
+    parser.add_argument("--workdir", default=place, type=Path, help="where the runs go")
     parser.add_argument("--write", action="store_true", help="add the rows to docs/speedrun.md")
     args, passed_on = parser.parse_known_args(argv)
-    there = [images for images in SETS if prepared(args.data, images)] or [PHOTOS]
-    methods, sets = args.methods.split(","), args.sets.split(",") if args.sets else there
+    args.data = args.data and str(Path(args.data).absolute())  # the runs start in the checkout
+    there = [images for images in SETS if prepared(args.data, images)]
+    if args.data and not (there or args.sets):
+        names = ", ".join(name for known in SETS.values() for name in known)
+        raise InputError(f"--data={args.data} holds none of {names}; without --data: photographs")
+    sets = args.sets.split(",") if args.sets else there or [PHOTOS]
+    methods = args.methods.split(",")
     known = dict(methods=(methods, compare.METHODS), sets=(sets, (*SETS, PHOTOS)))
     runs.refuse_unknown(parser, passed_on, **known)
     records, failed = {}, []
-    for images in sets:
-        for method in methods:
-            for seed in args.seeds.split(","):
-                run = run_of(args, method, images, seed, passed_on)
-                print(f"{run.folder.name}: see {run.folder}.log", flush=True)
-                if not runs.train(run):
-                    failed.append(run)
-                    print(f"{run.folder.name}: FAILED", flush=True)
-                    continue
-                record = measured(run, args, passed_on)
-                records[f"{run.folder.name}-{record['made']['commit']}"] = record
-                print(" | ".join(cells(record)), flush=True)
+    each = itertools.product(sets, methods, args.seeds.split(","))
+    wanted = [run_of(args, method, images, seed, passed_on) for images, method, seed in each]
+    runs.check(wanted)
+    for run in wanted:
+        print(f"{run.folder.name}: see {run.folder}.log", flush=True)
+        if not runs.train(run):
+            failed.append(run)
+            print(f"{run.folder.name}: FAILED", flush=True)
+            continue
+        record = measured(run, args, passed_on)
+        records[f"{run.folder.name}-{record['made']['commit']}"] = record
+        print(" | ".join(cells(record)), flush=True)
     for file in (args.workdir / "records.jsonl", *([RECORDS] if args.write else [])):
         kept = store.Records(file)
         kept.update(records)

@@ -8,9 +8,12 @@
 #
 # cpu needs only Python >= 3.11 and pip, and makes its own .venv; gpu needs the package with a GPU
 # build of JAX (pip install -e ".[train,gpu]") in the active environment. Started again, it continues
-# where it stopped, also after a kill. Further arguments: --help after cpu or gpu.
+# where it stopped, also after a kill; without --workdir, runs are in runs/speedrun of the checkout.
+# Further arguments: --help after cpu or gpu.
 
 set -euo pipefail
+unset CDPATH
+caller="$PWD" # relative folders are this one's
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in
   cpu)
@@ -26,4 +29,7 @@ case "${1:-}" in
     ;;
 esac
 
-exec "${PYTHON:-python}" -m launch.speedrun "$@"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+cd "$caller"
+# -P: modules are those of the checkout, not of the caller's folder.
+exec "${PYTHON:-python}" -P -m launch.speedrun "$@"

@@ -68,8 +68,7 @@ def main(argv=None) -> int:
         for change in changes
     ]
     if args.slurm is not None:
-        for run in wanted:
-            run.check_same()
+        runs.check(wanted)
         return submit([run for run in wanted if not run.done], args.workdir, args.slurm)
     failed = []
     for run, there in runs.train_all(wanted, args.jobs):

@@ -176,14 +176,16 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
     thread, Python delivers no signals to the Stop.
     """
     global _current
+    main = threading.current_thread() is threading.main_thread()
     if _current is not None:
-        _handled_by(_current)  # again: JAX replaces the SIGTERM handler when processes connect
+        if main:  # again: JAX replaces the SIGTERM handler when processes connect
+            _handled_by(_current)
         yield _current
         return
     if whole:
         atexit.register(_ignore_signals)
     stop = Stop(whole)
-    if threading.current_thread() is not threading.main_thread():
+    if not main:
         yield stop
         return
     reading, writing = os.pipe()

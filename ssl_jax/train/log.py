@@ -17,7 +17,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, free_on_resume, key
 from ssl_jax.data.lookup import listed
-from ssl_jax.runtime import distributed, progress, writing
+from ssl_jax.runtime import distributed, memory, progress, writing
 
 # Columns that depend on the clock; bit-exact comparisons exclude them.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
@@ -169,10 +169,7 @@ def memory_mib() -> float:
     stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 2**20
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    return memory.peak() / 2**20
 
 
 def versions() -> dict[str, str | None]:
@@ -217,7 +214,7 @@ def environment() -> dict:
         "devices": [f"{d.platform} {d.device_kind}" for d in jax.devices()],
         "process_count": jax.process_count(),
         "versions": versions(),
-        "git": _git_revision(),
+        "git": git_revision(),
         "command": sys.argv,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
@@ -234,7 +231,8 @@ def note_session(folder: Path, step: int) -> dict | None:
     return earlier[-1] if earlier else None
 
 
-def _git_revision() -> str | None:
+def git_revision() -> str | None:
+    """The commit that is checked out, with "-dirty" after changes; None without one, or git."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run(
@@ -244,7 +242,7 @@ def _git_revision() -> str | None:
             [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None  # installed from a wheel
+        return None
     return head + ("-dirty" if dirty else "")
 
 

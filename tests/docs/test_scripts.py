@@ -4,7 +4,12 @@ failures are named, tables hold the right numbers.
 
 import importlib
 import json
-import subprocess
+import os
+import signal
+import sys
+import threading
+import time
+from unittest.mock import Mock
 
 import pytest
 from ml_collections import ConfigDict
@@ -26,6 +31,7 @@ from launch import sweep
 from ssl_jax import config as config_lib
 from ssl_jax import evals, losses, settings
 from ssl_jax.config import InputError
+from ssl_jax.runtime import stop
 from tests.docs.scripts import TINY, cells, finished, page
 
 MADE = dict(commit="0123456", processor="a processor", cores=2, python="3", jax="0")
@@ -34,7 +40,7 @@ MADE = dict(commit="0123456", processor="a processor", cores=2, python="3", jax=
 @pytest.fixture
 def untrained(monkeypatch):
     """Nothing may be trained."""
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(runs, "execute", lambda *_: pytest.fail("trained again"))
 
 
 @pytest.mark.parametrize(
@@ -156,13 +162,13 @@ def test_the_comparison_has_means_spreads_and_margins(root, tmp_path):
 def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
     commands = []
 
-    def run(command, **kwargs):
+    def execute(command, log):
         commands.append(command)
         if "--config.seed=1" in command:
             (tmp_path / "dino-1").rmdir()
             finished(tmp_path / "dino-1", trained={"knn": 20.0}, raw={"knn": 13.0})
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(runs, "execute", execute)
     command = ["--methods=dino", "--seeds=0,1", f"--workdir={tmp_path}", "--config.optim.steps=7"]
     assert compare.main(command) == 1
     assert f"{tmp_path}/dino-0.log" in capsys.readouterr().out
@@ -211,10 +217,81 @@ def test_a_sweep_shows_what_differs(tmp_path, capsys):
     where = ["--gains", "--write=trials", f"--document={document}"]
     assert sweep.main(["--table", *folders, *where]) == 0
     assert cells(document.read_text(), "`optim.lr=0.001`") == ["40.0 (-10.0)"]
-    command = ["ssl-jax", "train", "--config=quickstart", "--config.optim.lr=3e-3"]
-    (folder / "environment.json").write_text(json.dumps({"command": command}))
-    with pytest.raises(InputError, match="optim.lr=3e-3"):  # a run with this name but other keys
+    words = ["--config=quickstart", "--config.optim.lr=3e-3"]
+    (folder / "environment.json").write_text(json.dumps({"command": words}))
+    for way in ([], ["--slurm="]):
+        with pytest.raises(InputError, match="optim.lr=3e-3"):  # of this name, but with other keys
+            sweep.main([*grid, *way])
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_folder_holds_one_run(tmp_path):
+    run = runs.Run("compare:flsl", tmp_path / "a", ("--config.seed=1",))
+    finished(run.folder, trained={"knn": 1.0})
+    command = ["ssl_jax", "train", "--config=compare:flsl", "--config.seed=1", "--workdir=a"]
+    (run.folder / "environment.json").write_text(json.dumps({"command": command}))
+    assert runs.train(run)
+    for other in (run._replace(config="sop:vits16"), run._replace(arguments=("--config.seed=2",))):
+        with pytest.raises(InputError, match="other settings"):
+            runs.train(other)
+    grid = ["--config=quickstart", "--grid", "model.variant=b/c,b_c", f"--workdir={tmp_path}"]
+    with pytest.raises(InputError, match="b_c"):
         sweep.main(grid)
+
+
+_CHILD = f"""#!{sys.executable}
+import pathlib, signal, sys, time
+folder = next(pathlib.Path(word[10:]) for word in sys.argv if word.startswith("--workdir="))
+def save(*_):
+    time.sleep(0.6)
+    (folder / "saved").touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+(folder / "begun").touch()
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_signal_lets_a_run_save_and_starts_no_other(tmp_path, monkeypatch, number, several):
+    """Of a script that trains one run, or two after each other in threads."""
+    child = tmp_path / "python"
+    child.write_text(_CHILD)
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    wanted = [runs.Run("quickstart", tmp_path / name) for name in "ab"]
+
+    def interrupt():
+        while not (tmp_path / "a" / "begun").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(stop.Interrupted):
+        list(runs.train_all(wanted)) if several else runs.train(wanted[0])
+    assert (tmp_path / "a" / "saved").exists()
+    assert not (tmp_path / "b" / "begun").exists()
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (stop.Interrupted(), stop.EXIT_PREEMPTED),
+        (KeyboardInterrupt(), stop.EXIT_AT_ONCE),
+        (InputError("bad"), 2),
+        (ModuleNotFoundError(name="flax"), 2),
+    ],
+)
+def test_a_script_ends_with_one_line_and_a_status(error, status, capsys):
+    with pytest.raises(SystemExit) as ended:
+        runs.start(Mock(side_effect=error))
+    assert ended.value.code == status and capsys.readouterr().err.count("\n") == 1
+
+
+def test_numbers_are_kept_where_git_is_not_installed(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert tables.made()["commit"] == "unknown"
 
 
 def test_a_sweep_over_an_evaluation_shows_its_values_and_only_finished_runs(tmp_path, capsys):

@@ -11,6 +11,7 @@ import pytest
 import ssl_jax
 from launch import speedrun as script
 from ssl_jax import api
+from ssl_jax.config import InputError
 from ssl_jax.methods.encoder import Encoder
 from tests import tiny
 from tests.data.records import write_tfds
@@ -37,7 +38,7 @@ def test_rows_weights_curves_and_failures(tmp_path, monkeypatch, capsys):
     encoder = Encoder(run.config, run.method.init(jax.random.key(0))[0])
     called = []
     monkeypatch.setattr(script.ssl_jax, "load", lambda folder: encoder)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: called.append(command))
+    monkeypatch.setattr(script.runs, "execute", lambda command, _: called.append(command))
     document = page(tmp_path / "docs" / "speedrun.md", "leaderboard")
     readme = page(tmp_path / "README.md", "speedrun")
     (tmp_path / "docs" / "pictures").mkdir()
@@ -78,6 +79,36 @@ def test_without_sets_the_photographs_are_learned(tmp_path):
     args.data = str(tmp_path)
     run = script.run_of(args, "sop", "imagenette96", "0", [])
     assert "--config.data.name=imagenette/160px-v2" in run.arguments
+
+
+def test_what_is_not_there_or_of_another_command_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(script.runs, "execute", lambda *_: pytest.fail("trained"))
+    monkeypatch.chdir(tmp_path)
+    words = ["cpu", "--methods=dino", f"--workdir={tmp_path}"]
+    with pytest.raises(InputError, match=str(tmp_path / "nothing")):
+        script.main([*words, "--data=nothing"])
+    (tmp_path / "cifar10").mkdir()
+    ended(tmp_path / "dino-cifar10-cpu-0", 60.0)
+    command = ["--config=dino:cifar10", "--config.seed=0", "--config.optim.epochs=1"]
+    environment = tmp_path / "dino-cifar10-cpu-0" / "environment.json"
+    environment.write_text(json.dumps({"command": command}))
+    with pytest.raises(InputError, match="optim.epochs=1"):
+        script.main([*words, "--data=."])
+
+
+def test_folders_are_those_of_the_caller(root, tmp_path):
+    """The script's Python prints where it is and how it finds the checkout."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$PWD $PYTHONPATH"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", os.path.relpath(root / "launch" / "speedrun.sh", tmp_path), "gpu"],
+        env=os.environ | {"PYTHON": "./python", "PYTHONPATH": "", "CDPATH": str(root)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{tmp_path} {root}\n"
 
 
 @pytest.mark.nightly

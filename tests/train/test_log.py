@@ -1,6 +1,20 @@
 """What a run writes while it goes: tables that a kill cut short, and which code it was."""
 
+import resource
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ssl_jax.runtime import memory
 from ssl_jax.train import log
+
+
+@pytest.mark.parametrize("system, unit", [("linux", 1024), ("darwin", 1)])
+def test_memory_of_the_process_is_in_bytes(monkeypatch, system, unit):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=3 * 2**20))
+    assert memory.peak() == 3 * 2**20 * unit
 
 
 def test_rows_past_the_restored_step_are_cut(tmp_path):
