@@ -12,13 +12,11 @@ settings.json, checkpoint.pt and, at the end, results.json.
 """
 
 import argparse
+import hashlib
 import json
 import math
-import os
 import pickle
-import resource
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
@@ -34,6 +32,7 @@ from experiments.tables import ROOT
 from launch.detection.protocols import PROTOCOLS, protocol
 from ssl_jax import extras
 from ssl_jax.config import InputError
+from ssl_jax.runtime import memory, stop, writing
 from ssl_jax.scores import detection as scores
 
 try:
@@ -48,7 +47,6 @@ except ModuleNotFoundError as error:
     sys.exit(f"launch.detection: {error.name} is not installed; {extras.install('detection')}")
 
 RECORDS = FOLDER / "detection.jsonl"
-_UNFINISHED = 75  # exit status of a run that was stopped and goes on with the same command
 _SAVE_SECONDS = 300
 
 
@@ -80,11 +78,15 @@ def main(argv=None) -> int:
     model.to(args.device)
     made_with = vars(p) | dict(random=args.random, seed=args.seed, images=len(train.ids))
     made_with |= dict(pieces=args.pieces, classes=train.names)
+    made_with |= dict(network=_digest(args.network / "model.safetensors"))
+    made_with |= dict(train_json=_digest(args.train[0]), val_json=_digest(args.val[0]))
+    file = args.workdir / "results.json"
+    if file.exists():
+        _check_same(file, json.loads(file.read_text()), made_with)
     state = fit(model, train, made_with, args)
     if state["step"] < state["steps"]:
         print(f"stopped after step {state['step']}; the same command goes on", flush=True)
-        return _UNFINISHED
-    file = args.workdir / "results.json"
+        return stop.EXIT_PREEMPTED
     if not file.exists():
         began = time.monotonic()
         result = measure(model, val, p, args.device)
@@ -93,9 +95,7 @@ def main(argv=None) -> int:
         command = shlex.join(map(str, sys.argv[1:] if argv is None else argv))
         result |= dict(command=command, minutes=state["seconds"] / 60)
         result |= dict(val=len(val.ids), protocol=args.protocol, changes=args.set) | made_with
-        new = args.workdir / "results.json.new"
-        new.write_text(json.dumps(result | {"made": tables.made()}, indent=1))
-        os.replace(new, file)
+        writing.replace({file: writing.as_json(result | {"made": tables.made()})})
     result = json.loads(file.read_text())
     print(" | ".join(f"{name} {result[name]:.1f}" for name in result if "ap" in name), flush=True)
     if args.draw:
@@ -105,6 +105,17 @@ def main(argv=None) -> int:
         records[args.record] = result
         tables.fill(ROOT / "docs" / "detection.md", "detectors", table(list(records.items())))
     return 0
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _check_same(file: Path, stored: dict, made_with: dict) -> None:
+    """Raises InputError if what a file holds was made with another network, data or settings."""
+    if other := [key for key, value in made_with.items() if stored.get(key) != value]:
+        raise InputError(f"{file} was made with another {', '.join(other)}; give another --workdir")
 
 
 def fit(model, data: Images, made_with: dict, args) -> dict:
@@ -117,50 +128,42 @@ def fit(model, data: Images, made_with: dict, args) -> dict:
     optimizer = detection_network.optimizer(model, p)
     steps = math.ceil(p.epochs * len(data.ids) / p.batch)
     state = {"step": 0, "steps": steps, "seconds": 0.0, "memory_gb": 0.0}
-    args.workdir.mkdir(parents=True, exist_ok=True)
     if file.exists():
         try:
             stored = torch.load(file, map_location=args.device, weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            _check_same(file, stored["made_with"], made_with)
+        except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError) as error:
             raise InputError(f"{file} is no checkpoint, move it away: {error}") from error
-        other = [k for k, value in made_with.items() if stored["made_with"].get(k) != value]
-        if other:
-            raise InputError(
-                f"{file} was made with another {', '.join(other)}; give another folder"
-            )
         model.load_state_dict(stored["model"])
         optimizer.load_state_dict(stored["optimizer"])
         state = stored["state"]
-    stop: list[int] = []
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(name, lambda number, _: stop.append(number)) for name in signals]
     model.train()
     batches = data.batches(p.batch, state["step"], steps)
     loader = torch.utils.data.DataLoader(
         data, batch_sampler=batches, num_workers=args.workers, collate_fn=list
     )
     began, saved = time.monotonic() - state["seconds"], time.monotonic()
-    for batch in loader if state["step"] < steps else ():
-        loss = _step(model, optimizer, batch, state["step"], len(data.ids), p, args)
-        if not math.isfinite(loss):
-            raise InputError(
-                f"the loss is {loss} at step {state['step']}; --set rate or clip lower"
-            )
-        state["step"] += 1
-        state["seconds"] = time.monotonic() - began
-        state["memory_gb"] = max(state["memory_gb"], _memory(args.device))
-        if state["step"] % 50 == 0:
-            print(f"step {state['step']} of {steps}, loss {loss:.3f}", flush=True)
-        due = time.monotonic() - saved > _SAVE_SECONDS
-        if stop or due or state["step"] == steps:
-            weights = dict(model=model.state_dict(), optimizer=optimizer.state_dict())
-            torch.save(weights | dict(state=state, made_with=made_with), f"{file}.new")
-            os.replace(f"{file}.new", file)
-            saved = time.monotonic()
-        if stop:
-            break
-    for name, handler in zip(signals, before):
-        signal.signal(name, handler)
+    with stop.listening() as signals:
+        signals.busy()
+        for batch in loader if state["step"] < steps else ():
+            loss = _step(model, optimizer, batch, state["step"], len(data.ids), p, args)
+            if not math.isfinite(loss):
+                raise InputError(
+                    f"the loss is {loss} at step {state['step']}; --set rate or clip lower"
+                )
+            state["step"] += 1
+            state["seconds"] = time.monotonic() - began
+            state["memory_gb"] = max(state["memory_gb"], _memory(args.device))
+            if state["step"] % 50 == 0:
+                print(f"step {state['step']} of {steps}, loss {loss:.3f}", flush=True)
+            due = time.monotonic() - saved > _SAVE_SECONDS
+            if signals.received or due or state["step"] == steps:
+                weights = dict(model=model.state_dict(), optimizer=optimizer.state_dict())
+                with writing.replacing(file) as new:
+                    torch.save(weights | dict(state=state, made_with=made_with), new)
+                saved = time.monotonic()
+            if signals.received:
+                break
     return state
 
 
@@ -190,7 +193,7 @@ def _memory(device: str) -> float:
     """The most that was used so far, of the device, or of the process on a CPU; GB."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return memory.peak() / 1e9
 
 
 @torch.inference_mode()

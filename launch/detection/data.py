@@ -19,6 +19,7 @@ from PIL import Image
 from experiments import runs
 from ssl_jax.config import InputError, reading
 from ssl_jax.data import source
+from ssl_jax.runtime import writing
 
 VEHICLES = ("car", "truck", "bus")  # UAVDT's categories 1, 2, 3
 
@@ -37,7 +38,9 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     if args.command == "uavdt":
         for part in ("train", "test"):
-            _write(args.out / f"{part}.json", uavdt(args.folder, part))
+            content = uavdt(args.folder, part)
+            claim(args.out / f"{part}.json", f"UAVDT in {args.folder.resolve()}")
+            _write(args.out / f"{part}.json", content)
         return 0
     keys = {key: getattr(args, key) for key in ("kind", "dir", "name", "split")}
     part = args.split or "train"
@@ -48,26 +51,39 @@ def main(argv=None) -> int:
 
 
 def _write(file: Path, content: dict) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content), encoding="utf-8")
+    writing.replace({file: json.dumps(content).encode()})
     print(f"{file}: {len(content['images'])} images, {len(content['annotations'])} objects")
+
+
+def claim(file: Path, origin: str) -> None:
+    """Notes beside a COCO file of what it and the images in the folder of its name are made.
+    Raises InputError if something else is there."""
+    mark, folder = (file.with_name(f"{file.stem}{end}") for end in (".source.txt", ""))
+    before = mark.read_text(encoding="utf-8") if mark.exists() else "something else"
+    there = mark.exists() or file.exists() or (folder.is_dir() and any(folder.iterdir()))
+    if there and before != origin:
+        raise InputError(
+            f"{file.parent} holds {file.stem} of {before}, not {origin}; give another OUT"
+        )
+    writing.replace({mark: origin.encode()})
 
 
 def copied(records, folder: Path, count: int = 0) -> dict:
     """COCO's form of a source, whose images are written as PNG; one that is there stays.
 
-    Raises InputError for a source without boxes.
+    Raises InputError for a source without boxes, and for a folder with images of another one.
     """
     if not records.has_boxes:
         raise InputError(f"{records!r} has no boxes; detectors need a set with boxes")
     classes = records.num_box_classes or 1
     names = records.box_names or [str(c) for c in range(classes)]
     images, annotations = list[dict](), list[dict]()
-    folder.mkdir(parents=True, exist_ok=True)
+    claim(folder.with_name(f"{folder.name}.json"), repr(records))
     for i in range(min(len(records), count or len(records))):
         record, file = records[i], folder / f"{i:06}.png"
         if not file.exists():
-            Image.fromarray(record["image"]).save(file)
+            with writing.replacing(file) as new:
+                Image.fromarray(record["image"]).save(new, "PNG")
         height, width = record["image"].shape[:2]
         images.append(dict(id=i + 1, file_name=file.name, height=height, width=width))
         for boxes, labels, crowd in (

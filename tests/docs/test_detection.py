@@ -4,6 +4,7 @@ Skipped without torch, torchvision, timm and faster-coco-eval, the extra `detect
 """
 
 import json
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ for library in ("torch", "torchvision", "timm", "faster_coco_eval"):
     pytest.importorskip(library, reason="the extra `detection`", exc_type=ImportError)
 import timm  # noqa: E402
 import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from launch.detection import __main__ as script  # noqa: E402
 from launch.detection import images, network  # noqa: E402
@@ -216,6 +218,19 @@ def test_a_stopped_run_goes_on_to_the_same_weights(coco, exported, tmp_path, mon
     assert script.main(words) == 0
     with pytest.raises(InputError, match="clip"):
         script.main([*words, "--set", "clip=2"])
+    # Another network, and other images to test on: of a run that has its results, and one cut off.
+    others = [shutil.copytree(exported, tmp_path / "exported"), tmp_path / "other.json"]
+    stored = load_file(exported / "model.safetensors")
+    save_file({k: v + 1 for k, v in stored.items()}, others[0] / "model.safetensors")
+    others[1].write_text((coco / "all.json").read_text() + " ")
+    for place, value in ((0, others[0]), (words.index("--val") + 1, others[1])):
+        changed = [*words[:place], str(value), *words[place + 1 :]]
+        for file in ("results.json", "checkpoint.pt"):
+            (tmp_path / "copy").mkdir()
+            shutil.copy(two / file, tmp_path / "copy")
+            with pytest.raises(InputError, match=file):
+                script.main([*changed, "--workdir", str(tmp_path / "copy")])
+            shutil.rmtree(tmp_path / "copy")
     stored = [torch.load(x / "checkpoint.pt", weights_only=True) for x in (one, two)]
     assert stored[0]["state"]["step"] == stored[1]["state"]["step"] == 6
     assert all(torch.equal(v, stored[1]["model"][k]) for k, v in stored[0]["model"].items())

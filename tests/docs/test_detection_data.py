@@ -1,6 +1,7 @@
 """launch/detection/data.py and detection.toml: UAVDT's files, sets with boxes, the protocols."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,12 @@ def uavdt(tmp_path):
 
 def test_uavdt_becomes_cocos_form(uavdt, tmp_path):
     out = tmp_path / "out"
+    (out / "test.json").parent.mkdir()
+    (out / "test.json").write_text("mine")
+    with pytest.raises(InputError, match="test"):
+        script.main(["uavdt", str(uavdt), str(out)])
+    assert (out / "test.json").read_text() == "mine"
+    (out / "test.json").unlink()
     assert script.main(["uavdt", str(uavdt), str(out)]) == 0
     train, test = (json.loads((out / f"{part}.json").read_text()) for part in ("train", "test"))
     assert [x["name"] for x in train["categories"]] == ["car", "truck", "bus"]
@@ -84,9 +91,36 @@ def test_a_set_with_boxes_becomes_a_coco_file_and_its_images(tmp_path):
     assert (second["bbox"], second["category_id"], second["iscrowd"]) == ([6, 5, 8, 7], 1, 1)
     stored = np.asarray(Image.open(tmp_path / "mine" / content["images"][0]["file_name"]))
     np.testing.assert_array_equal(stored, image)
-    records.has_boxes = False
+
+
+def test_a_copy_that_was_cut_off_goes_on_and_is_of_one_source(tmp_path, monkeypatch):
+    def records(value):
+        image = np.full((4, 6, 3), value, np.uint8)
+        made = base.adopt([dict(image=image, boxes=np.float32([[1, 2, 3, 4]]))] * 2)
+        made.has_boxes = True
+        return made
+
+    def cut(image, file, *_):
+        Path(file).write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    folder = tmp_path / "train"
+    script.copied(records(1), folder, 1)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(Image.Image, "save", cut)
+        script.copied(records(1), folder)
+    script.copied(records(1), folder)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "000000.png").touch()
+    for other in (folder, tmp_path / "theirs"):
+        with pytest.raises(InputError, match=other.name):
+            script.copied(records(2), other)
+    assert all(np.asarray(Image.open(x)).max() == 1 for x in sorted(folder.glob("0*.png")))
+
+
+def test_a_source_without_boxes_is_refused(tmp_path):
     with pytest.raises(InputError):
-        script.copied(records, tmp_path / "none")
+        script.copied(base.adopt([dict(image=np.zeros((4, 4, 3), np.uint8))]), tmp_path / "none")
 
 
 # As printed: FLSL, appendix G; iBOT's detection, which SOP and SOVE follow.
