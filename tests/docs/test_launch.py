@@ -178,6 +178,16 @@ def test_slurm_queues_a_job_again_that_has_saved(place, code, job, again):
     assert place.calls("scontrol") == [*asked, *([["requeue", "17"]] if again else [])]
 
 
+def test_of_an_array_the_task_alone_is_queued_again(place):
+    """The id of its last task is that of the array."""
+    place("srun", "exit 75")
+    place("scontrol", f'[ "$1" = show ] && echo "{_TIME_NEAR}"; exit 0')
+    array = dict(SLURM_JOB_ID="17", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="3")
+    assert bash("slurm.sbatch", "--config=a", **array).returncode == 75
+    assert place.calls("scontrol") == [["show", "job", "--oneliner", "17_3"], ["requeue", "17_3"]]
+    assert "--kill-on-bad-exit=0" in place.calls("srun")[0]
+
+
 def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
     """A preemption signals the script as well; it must still queue the job again."""
     place("srun", "kill -TERM $PPID; sleep 1; exit 75")
@@ -223,3 +233,6 @@ def test_a_cluster_has_as_many_pods_as_hosts_and_starts_the_program():
     assert pods["parallelism"] == pods["completions"] == wide * high // chips
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
     assert all(f"${name}" in task["run"] for name in task["envs"])
+    # What is installed is what runs, and no Python of the machine's.
+    environment = "../ssl_jax_env/bin/python"
+    assert f"--python {environment} -e" in task["setup"] and f"{environment} -m" in task["run"]
