@@ -12,7 +12,14 @@ import argparse
 import io
 import json
 import pickle
+import sys
 from pathlib import Path
+
+try:
+    from ssl_jax.config import InputError, reason, refusal
+    from ssl_jax.runtime import writing
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is not installed; run pip install -e '.[train]' in the source tree")
 
 _ADMITTED = {
     ("_codecs", "encode"),
@@ -34,22 +41,30 @@ class _Arrays(pickle.Unpickler):
 
 
 def convert(path: Path) -> Path:
-    """Writes the JSON beside the pickle and returns its path. Raises FileExistsError where it is
-    there already, pickle.UnpicklingError for one that names more than arrays."""
-    content = _Arrays(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # also of Python 2
-    text = json.dumps(content, default=lambda array: array.tolist())
-    with open(path.with_suffix(".json"), "x", encoding="utf-8") as file:
-        file.write(text)
-    return path.with_suffix(".json")
+    """Writes the JSON beside the pickle and returns its path. Raises InputError where it is there
+    already, and for a pickle that is damaged or holds more than arrays."""
+    new, content = path.with_suffix(".json"), io.BytesIO(path.read_bytes())
+    if new.exists():
+        raise InputError(f"{new} exists; move it away, or use it")
+    try:
+        arrays = _Arrays(content, encoding="latin1").load()  # also of Python 2
+        text = json.dumps(arrays, default=lambda array: array.tolist())
+    except Exception as error:  # a damaged pickle may raise any
+        raise InputError(f"{path} is no ground truth: {reason(error)}") from error
+    writing.replace({new: text.encode()})
+    return new
 
 
-def main() -> None:
+def main(argv=None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pickles", nargs="+", type=Path, metavar="PICKLE")
-    for path in parser.parse_args().pickles:
-        print(f"wrote {convert(path)}")
+    for path in parser.parse_args(argv).pickles:
+        try:
+            print(f"wrote {convert(path)}")
+        except (InputError, OSError) as error:
+            parser.exit(2, f"{parser.prog}: {refusal(error)}\n")
 
 
 if __name__ == "__main__":

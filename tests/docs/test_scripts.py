@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -287,6 +288,14 @@ def test_a_script_ends_with_one_line_and_a_status(error, status, capsys):
     with pytest.raises(SystemExit) as ended:
         runs.start(Mock(side_effect=error))
     assert ended.value.code == status and capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", ["launch.sweep", "launch.detection.data", "experiments"])
+def test_a_script_without_the_libraries_says_what_to_install(script, root):
+    """As after `pip install .` alone."""
+    code = f"import runpy, sys; sys.modules['PIL'] = None; runpy.run_module('{script}')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "[train]" in done.stderr
 
 
 def test_numbers_are_kept_where_git_is_not_installed(monkeypatch):

@@ -36,8 +36,23 @@ def test_the_pickle_as_json_is_read(tmp_path):
         for rows, entry in zip(getattr(truth, name), CONTENT["gnd"], strict=True):
             np.testing.assert_array_equal(rows, entry[name])
             assert rows.dtype == np.int64
-    with pytest.raises(FileExistsError):
-        revisited_json.convert(path)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"no pickle", pickle.dumps(CONTENT)], ids=["missing", "damaged", "made"]
+)
+def test_what_cannot_be_converted_is_one_line_and_changes_nothing(tmp_path, content, capsys):
+    """No pickle, a damaged one, and one whose JSON is there."""
+    path = tmp_path / "gnd.pkl"
+    if content is not None:
+        path.write_bytes(content)
+    if content == pickle.dumps(CONTENT):
+        path.with_suffix(".json").write_text("mine")
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(SystemExit) as ended:
+        revisited_json.main([str(path)])
+    assert ended.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
 
 
 def test_a_pickle_that_names_a_function_runs_nothing(tmp_path):
@@ -47,7 +62,7 @@ def test_a_pickle_that_names_a_function_runs_nothing(tmp_path):
 
     path = tmp_path / "gnd_roxford5k.pkl"
     path.write_bytes(pickle.dumps({**CONTENT, "gnd": Runs()}))
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(InputError, match="which is no array"):
         revisited_json.convert(path)
     assert not (tmp_path / "ran").exists()
 
