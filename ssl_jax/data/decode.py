@@ -15,6 +15,7 @@ Less usual files:
 import functools
 import io
 import os
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from PIL import Image
 
 from ssl_jax.config import reading, reason
 from ssl_jax.data import planes
-from ssl_jax.data.orientation import SIDEWAYS, orientation, turned, upright
+from ssl_jax.data.orientation import SIDEWAYS, orientation, stored, turned, upright
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
 
@@ -96,23 +97,24 @@ def decode_mask(
     name: str | None = None,
     *,
     max_pixels: int = MAX_PIXELS,
-    turn: int = 1,
+    turn: int | None = 1,
     shape: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
-    """An encoded label mask as class numbers: the values of a gray image, the indices (not colours)
-    of a palette image.
+    """An encoded label mask as class numbers: the stored samples of a gray image (of fewer bits
+    than 8 not scaled), the indices (not colours) of a palette image.
 
     A mask with its own EXIF orientation is rotated by that. All others refer to the stored pixels
     of their image and are rotated with it, unless their shape shows that they are already upright.
 
     Args:
       data, name, max_pixels: as `decode_turned`.
-      turn: EXIF orientation of the mask's image. shape: (H, W) of that image, upright.
+      turn: EXIF orientation of the mask's image; None: that is an array, which has none, and the
+        mask stays as it is stored too. shape: (H, W) of that image, upright.
     Returns:
       uint8 [H,W].
     Raises:
-      Unreadable: as `decode_turned`; also for a JPEG, a mask with more than one channel or with
-      values that are no integers from 0 to 255.
+      Unreadable: as `decode_turned`; also for a JPEG or GIF, a mask with more than one channel or
+      with values that are no integers from 0 to 255.
     """
     return _decode(data, name, functools.partial(_indices, turn=turn, shape=shape), max_pixels)
 
@@ -287,12 +289,17 @@ def _header(image):
 
 
 def _indices(image, turn, shape):
-    if image.format in ("JPEG", "MPO"):
-        raise ValueError("JPEG changes the numbers of a mask; save it as PNG")
+    # Those who write a GIF number the colours that occur, so a class differs from mask to mask.
+    if image.format in ("JPEG", "MPO", "GIF"):
+        kind = "GIF" if image.format == "GIF" else "JPEG"
+        raise ValueError(f"{kind} changes the numbers of a mask; save it as PNG")
     signed_bytes = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT) == (2,) and image.mode == "L"
+    scale, inverted = _gray_rule(image)
     image, stated = upright(image)
     size = image.height, image.width
-    if stated == 1 and not (turn in SIDEWAYS and size == tuple(shape) != size[::-1]):
+    if turn is None:
+        image = stored(image, stated)
+    elif stated == 1 and not (turn in SIDEWAYS and size == tuple(shape) != size[::-1]):
         image = turned(image, turn)
     values = np.asarray(image)
     if values.ndim != 2:
@@ -301,9 +308,20 @@ def _indices(image, turn, shape):
             " number of the class in each pixel"
         )
     values = values.view(np.int8) if signed_bytes else values
+    values = 255 - values if inverted else values
+    values = values // scale if scale > 1 else values
     whole = values.dtype.kind != "f" or (values == np.rint(values)).all()
     if not whole or values.max() > 255 or values.min() < 0:
         raise ValueError(
             f"mask values must be integers in 0..255, found {values.min()}..{values.max()}"
         )
     return values.astype(np.uint8)
+
+
+def _gray_rule(image):
+    """(factor, inverted): what Pillow does to the gray samples of an image when it loads them:
+    those of 2 and 4 bits are scaled to 0..255, and inverted where 0 is white."""
+    tile = image.tile[0][3] if image.tile else ""
+    raw = tile if isinstance(tile, str) else tile[0]  # such as "L;4I", Pillow's name of the layout
+    match = re.fullmatch(r"L;([24]?)(I?)R?", raw) if image.mode == "L" else None
+    return ({"2": 85, "4": 17}.get(match[1], 1), bool(match[2])) if match else (1, False)

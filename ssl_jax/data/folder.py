@@ -21,7 +21,7 @@ from ssl_jax.data.stored import ReadsBoxes
 
 # In capitals as well. A GIF is an animation or a drawing more often than a photograph.
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # what loses no value
+MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # a GIF is refused with its reason
 _BESIDE = ("masks", "mask_suffix", "boxes")  # keys that say what lies beside the images
 BESIDE = ("masks", "annotations")  # folders of masks that are found without being named
 _IN_MASKS = re.compile(r"(?:^|/)(?:masks?|annotations?)/[^/]*$", re.IGNORECASE)
@@ -248,7 +248,8 @@ def _fits(images, folder, paths, suffix, bands):
         return False
     try:
         first = os.path.join(images, paths[0])
-        shape, turn = (bands_lib.header(first, bands), 1) if bands else decode.image_header(first)
+        header = decode.image_header
+        shape, turn = (bands_lib.header(first, bands), None) if bands else header(first)
         path = os.path.join(folder, masks[0])
         return decode.decode_mask(path, turn=turn, shape=shape).shape == shape
     except Unreadable:

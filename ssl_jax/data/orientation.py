@@ -33,6 +33,11 @@ def turned(image: Image.Image, turn: int) -> Image.Image:
     return image.transpose(_UPRIGHT[turn]) if turn in _UPRIGHT else image
 
 
+def stored(image: Image.Image, turn: int) -> Image.Image:
+    """The stored pixels of an upright image with that EXIF orientation."""
+    return turned(image, {6: 8, 8: 6}.get(turn, turn))
+
+
 def orientation(image: Any) -> int:
     """1..8; with a broken EXIF block, the pixels count as upright."""
     try:

@@ -202,8 +202,9 @@ class Stored(Source):
         if isinstance(mask, np.ndarray):
             values = mask.reshape(mask.shape[:2])
         else:
-            limits = dict(max_pixels=self.max_pixels, turn=turn)
-            values = decode.decode_mask(mask, name, shape=shape, **limits)
+            own = None if self.bands else turn
+            limit = self.max_pixels
+            values = decode.decode_mask(mask, name, max_pixels=limit, turn=own, shape=shape)
         if values.shape != tuple(shape):
             reason = f"the mask has {pixels(values.shape)} pixels"
             raise Unreadable(name, f"{reason}, its image {self.name(i)} {pixels(shape)}")

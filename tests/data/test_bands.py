@@ -126,6 +126,19 @@ def test_a_set_of_files(folder, kind):
         np.testing.assert_allclose(image[..., channel], np.clip(plane, 0, 1), atol=1e-6)
 
 
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_masks_are_not_turned_as_the_arrays_are_not(tmp_path, orientation):
+    mask = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    turn = dict(extratags=[(274, 3, 1, orientation, True)])
+    for folder, pixels in {"images": np.dstack([mask] * 5), "masks": mask}.items():
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "a.tif"
+        tifffile.imwrite(path, pixels, photometric="minisblack", planarconfig="contig", **turn)
+    record = source.make_source(section(tmp_path, channels=5))[0]
+    np.testing.assert_array_equal(record["image"][..., 0], mask)
+    np.testing.assert_array_equal(record["mask"], mask)
+
+
 @pytest.mark.parametrize(
     "given, says",
     [

@@ -3,7 +3,9 @@
 import io
 import os
 import pickle
+import struct
 import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -160,11 +162,49 @@ def test_a_mask_keeps_class_numbers():
     for stored in (classes, palette(classes, colours), classes.astype(np.uint16)):
         np.testing.assert_array_equal(decode_mask(encoded(stored)), classes)
     np.testing.assert_array_equal(decode_mask(tiff(classes.astype(np.float32), **GRAY)), classes)
-    with pytest.raises(Unreadable, match="JPEG"):
-        decode_mask(encoded(classes, "JPEG"))
+    for wrong in ("JPEG", "GIF"):  # which numbers the colours that occur: 3 becomes 2
+        with pytest.raises(Unreadable, match=f"{wrong}.*PNG"):
+            decode_mask(encoded(classes, wrong))
     for wrong in (np.full((2, 3), 2.5, np.float32), np.full((2, 3), -2, np.int8)):
         with pytest.raises(Unreadable, match=str(wrong[0, 0])):
             decode_mask(tiff(wrong, **GRAY))
+
+
+def few_bits_png(rows, samples, bits):
+    """A gray PNG of so many bits, which no library here writes."""
+    height, width = samples.shape
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    parts = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in parts
+    )
+
+
+def few_bits_tiff(rows, samples, bits, photometric):
+    """The same as a TIFF."""
+    raw = rows.tobytes()
+    height, width = samples.shape
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 122}
+    tags |= {277: 1, 278: height, 279: len(raw)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + raw
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_a_mask_is_the_stored_samples(bits):
+    """Pillow scales gray of 2 and 4 bits to 0..255, and inverts a TIFF in which 0 is white."""
+    samples = (np.arange(64).reshape(4, 16) % 2**bits).astype(np.uint8)
+    wide = np.unpackbits(samples[..., None], axis=-1)[..., 8 - bits :]
+    rows = np.packbits(wide.reshape(len(samples), -1), axis=1)
+    photometric = (0, 1) if bits > 1 else (1,)  # of 1 bit, white is 1
+    tiffs = [few_bits_tiff(rows, samples, bits, which) for which in photometric]
+    for data in (few_bits_png(rows, samples, bits), *tiffs):
+        np.testing.assert_array_equal(decode_mask(data), samples)
 
 
 def test_resize_square_takes_the_central_square_and_filters():
