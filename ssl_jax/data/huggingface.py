@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import Any
 
 import numpy as np
 
@@ -140,12 +141,40 @@ def _parquet(place):
     return listing.matching(place, "*.parquet", "*/*.parquet", "*/*/*.parquet")
 
 
+# "train-00000-of-00002-1a2b3c", "train-0".
+_SHARD = re.compile(r"(.+?)-(\d+)(?:-of-(\d+))?(?:-(\w+))?$")
+
+
 def _split_of(path):
     """The split that a parquet file belongs to: "train-00000-of-00002", "train/0000", "train"."""
-    match = re.match(r"(.+?)-\d+(?:-of-\d+)?(?:-\w+)?$", path.stem)
+    match = _SHARD.match(path.stem)
     if match:
         return match[1]
     return path.parent.name if path.stem.isdecimal() else path.stem
+
+
+def _check_shards(paths):
+    """Refuses the files of a split if some of their numbers are missing or there twice, as after a
+    download that was cut off or repeated. Suffixes are no version: `datasets` once gave each file
+    one of its own. Raises InputError."""
+    there: dict[tuple[int, Any], Any] = {}  # {(count, number): path}
+    for path in paths:
+        match = _SHARD.match(path.stem)
+        shard = (int(match[3]), int(match[2])) if match and match[3] else (0, path)
+        same_count = shard[0] == next(iter(there), shard)[0]
+        if (other := there.get(shard) if same_count else paths[0]) is not None:
+            raise InputError(
+                f"data.dir: {other} and {path} are of two versions of a split; move one away"
+            )
+        there[shard] = path
+    count, numbers = next(iter(there))[0], {number for _, number in there}
+    start = 1 if count in numbers else 0
+    if missing := count - len(numbers) if count else 0:
+        number = next(i for i in range(start, start + count) if i not in numbers)
+        raise InputError(
+            f"data.dir: {missing} of the {count} files of a split are missing beside {paths[0]},"
+            f" first number {number}; download them"
+        )
 
 
 def _files(section, split) -> list[str]:
@@ -172,6 +201,7 @@ def _files(section, split) -> list[str]:
         raise InputError(
             f"data.split: {place} has no parquet or Arrow files of {split!r}; splits: {there}"
         )
+    _check_shards(files)
     return list(map(str, files))
 
 

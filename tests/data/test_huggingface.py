@@ -43,6 +43,34 @@ def test_files_and_folders_of_splits(tmp_path):
     assert len(opened(tmp_path / "divided")) == len(opened(tmp_path / "whole")) == 7
 
 
+@pytest.mark.parametrize(
+    "names, named",
+    [
+        (["train-00001-of-00003"], "2 of the 3 .*number 0"),
+        (
+            ["train-00000-of-00001", "train-00000-of-00002-1a", "train-00001-of-00002-2b"],
+            "two versions",
+        ),
+        (["train-00000-of-00001", "train"], "two versions"),
+        (["train-00000-of-00001", "data/train-00000-of-00001"], "two versions"),
+        (["train-00000-of-00001-1a", "train-00000-of-00001-2b"], "two versions"),
+        (["train-00000-of-00002-1a", "train-00001-of-00002-2b"], None),
+        (["train-1-of-2", "train-2-of-2"], None),
+        (["train-0", "train-5"], None),
+    ],
+)
+def test_shards_that_are_missing_or_there_twice(names, named, tmp_path):
+    for name in names:
+        parquet(tmp_path / f"{name}.parquet", range(2))
+    parquet(tmp_path / "val-00000-of-00001.parquet", range(2))
+    assert len(opened(tmp_path, split="val")) == 2
+    if named is None:
+        assert len(opened(tmp_path)) == 4
+    else:
+        with pytest.raises(InputError, match=f"data.dir: (.* )?{named}"):
+            opened(tmp_path)
+
+
 def test_columns_by_name_and_hidden_labels(tmp_path):
     hidden = dict(labels=[-1] * 3, scene=table(range(3))["image"], image=None)
     parquet(tmp_path / "a" / "train.parquet", range(3), **hidden)
