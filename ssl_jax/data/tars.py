@@ -10,7 +10,7 @@ import functools
 import posixpath
 import re
 import tarfile
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ssl_jax.config import InputError, local, reading, reason
 from ssl_jax.data import classes, kinds, listing
@@ -23,6 +23,7 @@ IMAGES = ("jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "image")
 MASKS = ("seg.png", "mask.png", "segmentation.png")
 LABELS = ("label", "class", "cls", "category", "target")  # in a .json
 _MOST = 2**24  # bytes of a label or json
+_LINKS = 16  # that may lead to a file one after the other
 _HEADER = 2**16  # bytes of a tar's header at most, long names and attributes included
 _PARTS = re.compile(
     r"(?<![a-z])(train(?:ing)?|val(?:id|idation)?|test(?:ing)?)(?![a-z])", re.IGNORECASE
@@ -55,7 +56,7 @@ class Tars(Stored):
             without a mask where others have one, a label that is no number or text.
         """
         place, self._shards = section["dir"], _shards(section, split)
-        shards = range(len(self._shards))
+        shards, self._others = range(len(self._shards)), 0
         samples = [sample for n in shards for sample in self._index(n, section["labels"])]
         there = sorted({extension for _, members, _ in samples for extension in members})
         images = [_first(members, section["images"], IMAGES) for _, members, _ in samples]
@@ -65,8 +66,10 @@ class Tars(Stored):
         self._names = [key for key, _, _ in chosen]
         masks = [_first(members, section["masks"], MASKS) for _, members, _ in chosen]
         self._members = {"image": list(filter(None, images)), "mask": masks}
-        missing = len(samples) - len(chosen)
-        self.left_out = f"{missing} samples without an image in {place}" if missing else ""
+        missing = {"samples without an image": len(samples) - len(chosen)}
+        missing["members that are neither files nor links to one"] = self._others
+        counts = [f"{count} {what} in {place}" for what, count in missing.items() if count]
+        self.left_out = "; ".join(counts)
         values = [label for _, _, label in chosen]
         for key, column in {"labels": values, "masks": masks}.items():
             if section[key] and all(value is None for value in column):
@@ -91,43 +94,58 @@ class Tars(Stored):
         )
 
     def _index(self, number, key_of_label):
-        """[(key, {extension: _Member}, label)] of the samples of a shard, in its order."""
-        samples: dict[str, dict[str, _Member]] = {}
-        labels: dict[str, dict[str, Any]] = {}
+        """[(key, {extension: _Member}, label)] of the samples of a shard, in its order. Counts in
+        `_others` members that are neither files nor links to one."""
+        path = self._shards[number]
+        files: dict[str, _Member] = {}
+        links: dict[str, str] = {}
+        samples: dict[str, dict[str, str]] = {}  # {key: {extension: name of the member}}
         try:
             # mypy's stubs want an object that also writes.
             with (
-                reading.open_regular(self._shards[number]) as file,
+                reading.open_regular(path) as file,
                 tarfile.open(fileobj=_Headers(file), mode="r:") as tar,  # type: ignore[call-overload]
             ):
                 for info in tar:
-                    folder, name = posixpath.split(info.name)
                     if info.size < 0 or info.issparse():  # the first would begin again for ever
                         raise tarfile.ReadError(f"its member {info.name} is sparse or broken")
-                    if not info.isreg() or name.startswith("."):
+                    name = posixpath.normpath(info.name)
+                    if info.isreg():
+                        files[name] = _Member(number, info.offset_data, info.size)
+                    elif info.islnk() or info.issym():
+                        # A symbolic link is relative to its folder.
+                        folder = posixpath.dirname(name) if info.issym() else ""
+                        links[name] = posixpath.normpath(posixpath.join(folder, info.linkname))
+                    else:
+                        self._others += not info.isdir()
                         continue
-                    stem, _, extension = name.partition(".")
+                    folder, base = posixpath.split(info.name)
+                    if base.startswith("."):
+                        continue
+                    stem, _, extension = base.partition(".")
                     key = listing.readable(posixpath.join(folder, stem))
-                    extension = extension.lower()
-                    member = _Member(number, info.offset_data, info.size)
-                    samples.setdefault(key, {})[extension] = member
-                    if extension in ("cls", "json", key_of_label):
-                        name = f"{self._shards[number]}/{key}.{extension}"
-                        if member.size > _MOST:
-                            raise tarfile.ReadError(f"{info.name} has {member.size} bytes")
-                        file.seek(member.begin)
-                        content = file.read(member.size)
-                        label = _label(name, content, extension, key_of_label)
-                        labels.setdefault(key, {})[extension] = label
+                    names = samples.setdefault(key, {})
+                    if extension.lower() in names:
+                        raise InputError(
+                            f"data.dir: {path} has the member {key}.{extension} twice; remove one"
+                        )
+                    names[extension.lower()] = name
+                result = []
+                for key, names in samples.items():
+                    found = {end: _followed(name, files, links) for end, name in names.items()}
+                    members = {end: member for end, member in found.items() if member is not None}
+                    self._others += len(found) - len(members)
+                    if members:
+                        label = _label_of(file, f"{path}/{key}", members, key_of_label)
+                        result.append((f"{number}/{key}", members, label))
+                return result
         except InputError:
             raise
         except Exception as error:  # tarfile raises nearly anything for headers that are broken
             raise InputError(
-                f"data.dir: {self._shards[number]} cannot be read as a tar: {reason(error)};"
+                f"data.dir: {path} cannot be read as a tar: {reason(error)};"
                 " it must be complete and not compressed"
             ) from error
-        found = {key: _first_label(labels.get(key, {})) for key in samples}
-        return [(f"{number}/{key}", members, found[key]) for key, members in samples.items()]
 
     def _read(self, i: int, part: str) -> bytes:
         member = self._members[part][i]
@@ -215,8 +233,24 @@ def _first(members, name, usual):
     return next((members[name] for name in names if name in members), None)
 
 
-def _first_label(labels):
-    """Of a sample's labels {extension: label} the one in "cls", or else the first one."""
+def _followed(name, files, links):
+    """The file that a member is or links to, by way of other links; None where there is none."""
+    for _ in range(_LINKS):
+        name = links.get(name, name)
+    return files.get(name)
+
+
+def _label_of(file, name, members, key):
+    """The label of a sample: of those in its members the one in "cls", or else the first one; None
+    without one."""
+    labels = {}
+    for extension, member in members.items():
+        if extension in ("cls", "json", key):
+            if member.size > _MOST:
+                raise tarfile.ReadError(f"{name}.{extension} has {member.size} bytes")
+            file.seek(member.begin)
+            content = file.read(member.size)
+            labels[extension] = _label(f"{name}.{extension}", content, extension, key)
     every = (labels.get("cls"), *labels.values())
     return next((label for label in every if label is not None), None)
 

@@ -4,6 +4,7 @@ import gzip
 import os
 import tarfile
 
+import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
@@ -75,6 +76,36 @@ def test_samples_without_an_image_are_counted(tmp_path):
     images = opened(tmp_path)
     assert len(images) == 2 and images.left_out == f"2 samples without an image in {tmp_path}"
     assert opened(tmp_path, size=4).left_out == images.left_out
+
+
+def linked(path, *links):
+    """Adds links (name, target, type) to a tar."""
+    with tarfile.open(path, "a") as tar:
+        for name, target, kind in links:
+            info = tarfile.TarInfo(name)
+            info.linkname, info.type = target, kind
+            tar.addfile(info)
+
+
+def test_links_are_the_files_that_they_name(tmp_path):
+    hard, soft = tarfile.LNKTYPE, tarfile.SYMTYPE
+    shard(tmp_path / "0.tar", {f"./a/{name}": x for name, x in samples(range(3)).items()})
+    links = [("./b/3.png", "../c/4.png", soft), ("./b/3.cls", "../a/002.cls", soft)]
+    links += [("./c/4.png", "./a/001.png", hard), ("./c/5.png", "5.png", soft)]
+    linked(tmp_path / "0.tar", *links, ("c/6.png", "a/7.png", hard), ("d", "", tarfile.DIRTYPE))
+    images = opened(tmp_path)
+    assert [record.get("label") for record in images] == [*LABELS[:3].tolist(), LABELS[2], -1]
+    for i, image in enumerate((0, 1, 2, 1, 1)):
+        np.testing.assert_array_equal(images[i]["image"], IMAGES[image])
+    assert images.left_out.startswith("2 members")
+
+
+@pytest.mark.parametrize("name", ["001.png", "001.cls", "001.PNG"])
+def test_a_member_that_is_there_twice(name, tmp_path):
+    shard(tmp_path / "0.tar", samples(range(3)))
+    linked(tmp_path / "0.tar", (name, "000.png", tarfile.REGTYPE))
+    with pytest.raises(InputError, match=f"data.dir: .*0.tar .*{name}"):
+        opened(tmp_path)
 
 
 def header(size, kind=tarfile.REGTYPE):
