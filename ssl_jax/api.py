@@ -167,7 +167,8 @@ def embed(
       encoder: a network, or a path as for `load`.
       data: a folder of images; a mapping with keys of the config's section `data`
         (dict(kind="tfds", name="cifar10", dir=..., split="test", max_unreadable=0.05)); images
-        [N, H, W, 3], uint8 or float32 in [0, 1]; or a source (see `data.source`).
+        [N, H, W, 3], uint8 or float32 in [0, 1]; or a source (see `data.source`), or any other
+        object or list with records by index (see `data.base.adopt`).
       out: a .npz or .parquet file, which is written in parts and may be larger than memory; the
         same call resumes an interrupted one. None: everything is returned.
       size: pixels of the shorter side, before a square centre crop; 0: as stored, cropped to

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
+from ssl_jax.data import foreign
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.lookup import checked
 
 _NAMED = 5  # unreadable records in an error
 
@@ -154,7 +156,7 @@ class _Adopted(Wrapper):
 
     _source: Any
 
-    def __init__(self, source: Any, title: str):
+    def __init__(self, source: Any, title: str, channels: int | None):
         self._source, self._title = source, title
         for fact in FACTS:
             value = getattr(source, fact, None)
@@ -163,6 +165,31 @@ class _Adopted(Wrapper):
         for fact in _NAMES:
             if (names := getattr(self, fact)) is not None:
                 setattr(self, fact, names_of(names) or None)
+        self.channels = channels or self.channels
+        classes: Any = getattr(source, "classes", None)  # torchvision's
+        if isinstance(classes, int) and self.num_classes is None:
+            self.num_classes = classes
+        elif _is_several(classes) and self.class_names is None:
+            self.class_names = names_of(classes)
+        if self.num_classes is None and self.class_names:
+            self.num_classes = len(self.class_names)
+        if self.num_classes is not None and not len(self.unlabelled):
+            targets = getattr(source, "targets", None)
+            self.unlabelled = foreign.unlabelled(targets, len(source))
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        i = checked(i, len(self))
+        try:
+            record = foreign.record(self._source[i], self.channels)
+        except (Unreadable, InputError):
+            raise
+        # Whatever their reader raises for a file that is broken or gone.
+        except Exception as error:
+            raise Unreadable(self.name(i), foreign.described(error)) from error
+        if "label" in record:
+            label = foreign.label(record.pop("label"), self.num_classes, self.name(i))
+            record |= {} if label is None else {"label": label}
+        return record
 
     def _call(self, name, default, *arguments):
         """What the method of that name returns; the default where the object has none."""
@@ -193,19 +220,27 @@ class _Adopted(Wrapper):
     def unresized(self) -> Source:
         """See `Source.unresized`."""
         inner = getattr(self._source, "unresized", self._source)
-        return self if inner is self._source else adopt(inner, self._title)
+        return self if inner is self._source else adopt(inner, self._title, self.channels)
 
     def __str__(self) -> str:
         return str(self._source)
 
 
-def adopt(source: Any, title: str = "") -> Source:
+def adopt(source: Any, title: str = "", channels: int | None = None) -> Source:
     """A source with every attribute of the protocol, see `data.source`.
+
+    A record of another object is a dict as there, a pair (image, label) as in torchvision's data
+    sets, or an image: a PIL image, or an array uint8 or float32 [H, W, channels], or [H, W] of
+    gray. One that cannot be read or is something else is `Unreadable`. Missing attributes get the
+    defaults of `Source`; those of torchvision are used: `classes` are class names, {name: number}
+    or their count, and `targets` all labels. None or a negative number means that an image has no
+    label; evaluations leave it out if `unlabelled` or `targets` says so.
 
     Args:
       source: a `Source`, which is returned unchanged, or any object with a length and records by
-        index. Missing attributes get the defaults of `Source`.
+        index.
       title: names records without a name, "TITLE/3"; by default the name of the type.
+      channels: of an image; None: as the object says, 3 by default.
 
     Raises InputError for an object without len() or records by index.
     """
@@ -216,7 +251,7 @@ def adopt(source: Any, title: str = "") -> Source:
         raise InputError(
             f"records must be an object with len() and records by index, but {title} is not"
         )
-    return _Adopted(source, title)
+    return _Adopted(source, title, channels)
 
 
 def why_unreadable(source: Source, i: int) -> str:

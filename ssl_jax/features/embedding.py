@@ -200,10 +200,17 @@ def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored
         _check_parts(data)
         base.check_channels(source, encoder.shape.in_channels)
         return monitored.Monitored(source, share=share)
-    if not isinstance(data, base.Source) and not hasattr(data, "name"):
-        data = ArraySource(np.asarray(data))
-    base.check_channels(base.adopt(data), encoder.shape.in_channels)
-    return monitored.Monitored(Prepared(data, size=size) if size else data, share=share)
+    source = ArraySource(np.asarray(data)) if _is_array(data) else base.adopt(data)
+    base.check_channels(source, encoder.shape.in_channels)
+    return monitored.Monitored(Prepared(source, size=size) if size else source, share=share)
+
+
+def _is_array(data):
+    """Whether this is an array, or a list of images of one shape or of nothing."""
+    if not isinstance(data, list | tuple):
+        return hasattr(data, "__array__")
+    images = all(hasattr(x, "__array__") or hasattr(x, "__array_interface__") for x in data)
+    return images and len({np.shape(x) for x in data}) <= 1
 
 
 def _check_parts(data: Mapping) -> None:

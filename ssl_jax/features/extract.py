@@ -64,7 +64,7 @@ def extract(
 
     Args:
       network: an Encoder, or any function of images, see `features.network`.
-      source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`,
+      source: `len(s)`, `s[i] -> {"image": uint8 or float32 [H, W, 3], "label"?, "mask"?}`,
         `s.name(i)`, `s.size`, `s.num_classes`.
       batch_size: images in a forward pass.
       indices: numbers of the records, in the order of the rows; None = all.

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ssl_jax import cli
 from ssl_jax import config as config_lib
@@ -101,6 +102,44 @@ def test_of_a_foreign_object_length_and_records_suffice():
     assert str(known) == str(rows) and repr(known) == repr(rows)
     with pytest.raises(InputError, match="generator"):
         base.adopt(image for image in rows)
+
+
+IMAGE = records.IMAGES[0]
+GRAY = np.repeat(IMAGE[..., :1], 3, axis=2)
+
+
+@pytest.mark.parametrize(
+    "given, image, label",
+    [
+        ({"image": IMAGE, "label": np.int64(1)}, IMAGE, 1),
+        ({"image": Image.fromarray(IMAGE), "label": None}, IMAGE, -1),
+        ((Image.fromarray(IMAGE), 1), IMAGE, 1),
+        ([IMAGE[..., 0], 0], GRAY, 0),
+        (Image.fromarray(IMAGE[..., 0]), GRAY, None),
+        (IMAGE, IMAGE, None),
+    ],
+)
+def test_records_of_a_foreign_object(given, image, label):
+    rows = base.adopt(type("Rows", (list,), dict(classes=("a", "b")))([given]))
+    assert rows.num_classes == 2 and rows[0].get("label") == label
+    np.testing.assert_array_equal(rows[0]["image"], image)
+    unknown = base.adopt([given])[0]  # how many classes there are
+    assert unknown.get("label") == (label if label != -1 else None)
+
+
+@pytest.mark.parametrize("given", ["a.png", {"label": 1}, IMAGE.astype(float), (IMAGE, 1, 2)])
+def test_a_record_of_a_foreign_object_that_is_none(given):
+    with pytest.raises(Unreadable, match="list/0"):
+        base.adopt([given])[0]
+
+
+def test_an_error_of_a_foreign_object_costs_one_record():
+    class Rows(list):
+        def __getitem__(self, i):
+            raise OSError("image file is\ntruncated")
+
+    with pytest.raises(Unreadable, match="Rows/1: OSError: image file is truncated"):
+        base.adopt(Rows(range(2)))[1]
 
 
 OUTSIDE = """

@@ -188,6 +188,37 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
         np.testing.assert_array_equal(found["image"], wanted["image"])
 
 
+class Minimal:
+    """What the protocol asks for, and no more."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        return {"image": self.images[i], "label": i % 2}
+
+
+def test_objects_and_lists(network):
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
+    expected = ssl_jax.embed(network, images)
+    assert expected["names"].tolist() == ["array/0", "array/1", "array/2"]
+    pictures = [Image.fromarray(image) for image in images]
+    for data in (list(images), pictures, Minimal(images), Minimal(pictures)):
+        found = ssl_jax.embed(network, data)
+        np.testing.assert_array_equal(found["image"], expected["image"])
+        if isinstance(data, Minimal):
+            assert found["labels"].tolist() == [0, 1, 0]
+            assert found["names"].tolist() == ["Minimal/0", "Minimal/1", "Minimal/2"]
+    sizes = ssl_jax.embed(network, [images[0], np.tile(images[1], (2, 1, 1))])["sizes"]
+    assert sizes.tolist() == [[8, 8], [16, 8]]
+    for wrong in ([], ["a.png"], iter(images), images[0]):
+        with pytest.raises(InputError):
+            ssl_jax.embed(network, wrong)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

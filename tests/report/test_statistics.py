@@ -9,11 +9,12 @@ from ssl_jax import cli, settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data.base import Source
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.report.statistics import statistics
 
 
-class Sized:
+class Sized(Source):
     """Images of other sizes, the last of which cannot be read; numbers with a large mean."""
 
     images = [
@@ -22,6 +23,9 @@ class Sized:
 
     def __len__(self):
         return len(self.images)
+
+    def name(self, i):
+        return str(i)
 
     def __getitem__(self, i):
         if i == 39:

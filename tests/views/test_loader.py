@@ -11,6 +11,7 @@ import pytest
 
 from ssl_jax import api
 from ssl_jax.config import InputError
+from ssl_jax.data import base
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.values import check_range
@@ -253,7 +254,7 @@ def test_an_unreadable_image_is_replaced_by_the_next_and_flagged():
 
 @pytest.mark.parametrize("label", [None, 5, -1])
 def test_a_record_without_a_possible_label_is_named(label):
-    with pytest.raises(InputError, match=f"image11.jpg .*{label}"):
+    with pytest.raises(InputError, match="image11.jpg .*label"):
         take(4, Other([11], lambda i: RECORDS[i] | {"label": label}), labelled())
 
 
@@ -275,8 +276,9 @@ def test_a_bad_record_is_tried_once_and_any_other_error_arrives_unchanged():
     records = Other([7])
     list(loader(records, total_records=32 * 5, max_unreadable=0.5))
     assert records.reads <= 32 * 5 + 1
+    ours = type("Ours", (Other, base.Source), {})
     with pytest.raises(ZeroDivisionError):
-        take(1, Other(range(37), lambda i: 1 / 0))
+        take(1, ours(range(37), lambda i: 1 / 0))
 
 
 # threads
