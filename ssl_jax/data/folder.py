@@ -176,12 +176,14 @@ def _boxes(root, where, split, paths, names, likely):
     if not where.endswith(".json"):
         return xml_boxes(_beside("boxes", root, where, split), paths, names, likely=likely)
     content = boxes_lib.read_coco(root / local(where.replace("{split}", split)))
-    stems = list(map(listing.stem, content.files))
+    files = list(map(listing.composed, content.files))
+    stems = list(map(listing.stem, files))
     count = Counter(stems)
     # The extension may differ, unless two images differ in nothing else.
     number = {stem: i for i, stem in enumerate(stems) if count[stem] == 1}
-    number |= {file: i for i, file in enumerate(content.files)}
-    order = [number.get(path, number.get(listing.stem(path))) for path in paths]
+    number |= {file: i for i, file in enumerate(files)}
+    named = map(listing.composed, paths)
+    order = [number.get(path, number.get(listing.stem(path))) for path in named]
     listing.refuse_missing("data.boxes", f"entry in {where}", paths, order, "it must list them all")
     every: tuple[Any, ...] = (content.corners, content.labels, content.sizes, content.crowds)
     mine = ([values[i] for i in order if i is not None] for values in every)

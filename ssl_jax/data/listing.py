@@ -3,6 +3,7 @@
 import os
 import posixpath
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -150,17 +151,23 @@ def stem(path: str) -> str:
     return posixpath.splitext(path)[0]
 
 
+def composed(name: str) -> str:
+    """A name as it is compared with others: in Unicode's form NFC. A Mac decomposes what it stores
+    ("e" and an accent), other systems do not."""
+    return unicodedata.normalize("NFC", name)
+
+
 def matched(images: Iterable[str], files: Sequence[str], suffix: str = "") -> list[str | None]:
     """For each image the file of the same stem: at the same relative path, or else the only one of
     that name in any folder, if no other image has that name; None if there is none.
 
     suffix: follows the stem of the image in the name of the file ("_mask": a.jpg, a_mask.png).
     """
-    by_path = {stem(path): path for path in files}
-    names = [stem(image) + suffix for image in images]
+    by_path = {composed(stem(path)): path for path in files}
+    names = [composed(stem(image) + suffix) for image in images]
     by_name: dict[str, list[str]] = {}
     for path in files:
-        by_name.setdefault(posixpath.basename(stem(path)), []).append(path)
+        by_name.setdefault(posixpath.basename(composed(stem(path))), []).append(path)
     count = Counter(map(posixpath.basename, names))
 
     def elsewhere(name):

@@ -108,15 +108,16 @@ def boxes_like(source: Any, other: Any) -> Any:
 
 
 def box_names(source: Any) -> tuple[str, ...] | None:
-    """Names of the classes of boxes, None if they have none."""
-    return tuple(source.box_names) if source.box_names else None
+    """Names of the classes of boxes as they are compared, None if they have none."""
+    return tuple(map(listing.composed, source.box_names)) if source.box_names else None
 
 
 def class_names(source: Any) -> tuple[str, ...] | None:
-    """Names of the label classes; their numbers if the source has no names."""
+    """Names of the label classes as they are compared; their numbers if the source has no names."""
     if source.num_classes is None:
         return None
-    return tuple(source.class_names or map(str, range(source.num_classes)))
+    names = source.class_names or map(str, range(source.num_classes))
+    return tuple(map(listing.composed, names))
 
 
 def numbered_alike(train: Any, test: Any, numbers: bool) -> tuple[Any, Any]:
@@ -195,12 +196,13 @@ def listed_records(source: Any, path: str) -> Subset:
     """The records of a source that a text file names, one a line, in the order of the source.
 
     A line is a file name ("n01440764_10026.JPEG"), an id, or a relative path, with or without its
-    extension. This is the format of SimCLR's lists of 1 % and 10 % of ImageNet.
+    extension; if it is a whole relative path or id, it means that record alone. This is the format
+    of SimCLR's lists of 1 % and 10 % of ImageNet.
 
     Raises:
       InputError: no such file, a name that the source does not know or knows several times.
     """
-    lines = dict.fromkeys(listing.lines_of("list", path))
+    lines = dict.fromkeys(map(listing.composed, listing.lines_of("list", path)))
     names = source.list_names()
     if names is None:
         raise InputError(f"data.list: {path}: the records of {source} have no file name or id")
@@ -222,10 +224,13 @@ def listed_records(source: Any, path: str) -> Subset:
 
 def _places(names: Sequence[str], lines: Collection[str]) -> dict[str, int]:
     """{wanted name: its record, -1 if there are several}, without those that nothing is called."""
-    places: dict[str, int] = {}
+    names = list(map(listing.composed, names))
+    whole: dict[str, int] = {}
+    parts: dict[str, int] = {}
     for i, name in enumerate(names):
         file = posixpath.basename(name)
         for form in {name, file, posixpath.splitext(name)[0], posixpath.splitext(file)[0]}:
             if form in lines:
+                places = whole if form == name else parts
                 places[form] = i if places.get(form, i) == i else -1
-    return places
+    return parts | whole

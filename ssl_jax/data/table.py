@@ -30,6 +30,8 @@ IMAGES = (
 LABELS = ("label", "class", "class_name", "label_name", "category", "target")
 MASKS = ("mask", "mask_path", "segmentation", "annotation")
 SPLITS = ("split", "subset", "set", "partition")
+# How programs write that a cell is empty; but a class may be called so.
+_MISSING = ("na", "n/a", "<na>", "nan", "none", "null")
 
 
 class Table(Files):
@@ -79,6 +81,11 @@ class Table(Files):
         about = [f"{name}={value!r}" for name, value in where.items()]
         facts["bands"] = bands.of_section(section)
         super().__init__("Table", root, paths, about=about, **facts)
+        doubtful = sorted(name for name in self.class_names or () if name.lower() in _MISSING)
+        if doubtful:
+            note = f"no row for its label, though {listed(doubtful)} became classes of that name"
+            note += " (an empty cell means that an image has no label)"
+            self.left_out = "; ".join(filter(None, [self.left_out, note]))
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         try:
@@ -94,8 +101,7 @@ def parts(section: kinds.Section) -> list[str]:
     if len(files) != 1:
         return sorted(file.stem for file in files)
     columns, rows = _read(files[0])
-    column = _split_column(files[0], columns)
-    return [] if column is None else sorted({cells[column] for _, cells in rows})
+    return _values(rows, _split_column(files[0], columns))
 
 
 def _files(place):
@@ -191,7 +197,7 @@ def _labels(rows, column):
 def _of_split(path, columns, rows, split):
     """Indices of the rows of a split."""
     column = _split_column(path, columns)
-    there = sorted({cells[column] for _, cells in rows} if column else ())
+    there = _values(rows, column)
     value = listing.alike(split, there)
     if value is None and (listing.alike(split, [path.stem]) or (not column and split == "train")):
         return list(range(len(rows)))
@@ -205,7 +211,14 @@ def _of_split(path, columns, rows, split):
             f"data.split: no row of {path} has {split!r} in the column {column!r}, which has"
             f" {listed(there)}"
         )
-    return [i for i, (_, cells) in enumerate(rows) if cells[column] == value]
+    return [i for i, (_, cells) in enumerate(rows) if cells[column].lower() == value.lower()]
+
+
+def _values(rows, column):
+    """What divides the rows, sorted; of texts that differ in capitals only one. () without a
+    column."""
+    texts = sorted({cells[column] for _, cells in rows} if column else ())
+    return sorted({text.lower(): text for text in reversed(texts)}.values())
 
 
 _KEYS = (*kinds.COLUMNS["keys"], *kinds.FILE_KEYS)

@@ -1,13 +1,15 @@
 """subset.py: lists of names and slices that restrict a set."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
-from ssl_jax.data.subset import Subset, boxes_like, sliced
-from tests.data.records import IMAGES, same_record, save
+from ssl_jax.data.subset import Subset, boxes_like, numbered_alike, sliced
+from tests.data.records import IMAGES, MASKS, same_record, save
 
 
 @pytest.fixture
@@ -81,6 +83,39 @@ def test_names_must_be_unique(images):
     with pytest.raises(InputError, match="data.list: n1_1.JPEG"):
         listed(images, "n1_1.JPEG")
     assert len(listed(images, "n2/n1_1.JPEG")) == 1
+
+
+def test_a_whole_name_is_no_part_of_another(images):
+    for name in ("n1_1.JPEG", "n9/n3_7.JPEG"):
+        save(images / "train" / name, IMAGES[5])
+    for line in ("n1_1.JPEG", "n1/n1_1.JPEG"):
+        assert listed(images, line).list_names() == [line]
+    with pytest.raises(InputError, match="data.list: n3_7.JPEG"):
+        listed(images, "n3_7.JPEG")
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_that_a_mac_wrote(form, tmp_path):
+    """In the other of Unicode's two forms than the files beside them."""
+    image, mask = (unicodedata.normalize(x, "caf\u00e9") for x in (form, "NFC"))
+    save(tmp_path / "images" / f"{image}.png", IMAGES[0])
+    save(tmp_path / "masks" / f"{mask}.png", MASKS[0])
+    records = listed(tmp_path, f"{mask}.png", masks="masks")
+    assert records.list_names() == [f"{image}.png"] and records.has_masks
+    for part, name in (("train", image), ("val", mask)):
+        for label in ("cafz", name):
+            save(tmp_path / "parts" / part / label / "1.png", IMAGES[1])
+    parts = [
+        make_source(dict(kind="folder", dir=str(tmp_path / "parts"), split=x))
+        for x in ("train", "val")
+    ]
+    parts = numbered_alike(*parts, False)
+    labels = [{record_name(part, i): part[i]["label"] for i in range(2)} for part in parts]
+    assert labels[0] == labels[1] and set(labels[0].values()) == {0, 1}
+
+
+def record_name(source, i):
+    return unicodedata.normalize("NFC", source.name(i).split("/")[-2])
 
 
 # --- slices

@@ -55,6 +55,20 @@ def test_rows_without_a_label(folder):
     assert opened(folder, hidden, split="val").num_classes is None
 
 
+def test_texts_that_may_mean_no_label_are_told(folder):
+    images = opened(folder, "path,label\njpg/0.png,NA\njpg/1.png,None\njpg/2.png,nano\n")
+    assert images.class_names == ("NA", "None", "nano") and "NA, None" in images.left_out
+    assert opened(folder, "path,label\njpg/0.png,a\njpg/1.png,\n").left_out == ""
+
+
+def test_a_split_in_other_letters_is_the_same(folder):
+    rows = "path,split\njpg/0.png,train\njpg/1.png,Train\njpg/2.png,VAL\njpg/3.png,val\n"
+    for split in ("train", "val", "Train"):
+        assert len(opened(folder, rows, split=split)) == 2
+    with pytest.raises(InputError, match="data.split: .*train, val$|data.split: .*Train, VAL$"):
+        opened(folder, rows, split="test")
+
+
 def test_files_as_systems_write_them(folder):
     """A byte-order mark, hidden files and a line separator in a cell; a part alone is no set."""
     put(folder / "lists" / "._x.csv", "")
