@@ -221,9 +221,15 @@ def _check_blocks(shapes, weights: Weights, taken) -> None:
     """A network with some of its blocks from elsewhere, or without some of theirs, is never
     meant.
     """
-
+    if not _blocks(taken):
+        return
     theirs, ours = _blocks(weights.arrays), _blocks(shapes)
-    if _blocks(taken) and theirs != ours:
+    if gaps := sorted({*range(max(theirs))} - theirs):
+        raise InputError(
+            f"{weights.source} is incomplete: it has transformer block {max(theirs)}, but none of"
+            f" the number{'s' * (len(gaps) > 1)} {', '.join(map(str, gaps))}"
+        )
+    if theirs != ours:
         raise InputError(
             f"{weights.source} has {len(theirs)} transformer blocks, this model {len(ours)}; "
             "choose the model.size (or custom depth) of the weights"

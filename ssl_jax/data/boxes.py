@@ -210,6 +210,8 @@ def read_coco(path: str | Path) -> Instances:
     """The objects of a COCO JSON file. Raises InputError for any other file."""
     try:
         return _instances(reading.parse_json(reading.read_bytes(path)))
+    except _Annotation as error:
+        raise InputError(f"data.boxes: {path}: {error}; correct or remove it") from error
     except OSError as error:
         raise InputError(f"data.boxes: {path} cannot be read: {reason(error)}") from error
     # It may hold anything.
@@ -218,6 +220,28 @@ def read_coco(path: str | Path) -> Instances:
             f"data.boxes: {path} is not a COCO file of instances (images, annotations, categories):"
             f" {type(error).__name__} {error}"
         ) from error
+
+
+class _Annotation(ValueError):
+    """An annotation that lacks something."""
+
+
+def _checked(entry, place, number):
+    """(place of its image, number of its class, corners) of an annotation."""
+    refers = {"image_id": (place, "images"), "category_id": (number, "categories")}
+    if lacks := [key for key in ("bbox", *refers) if key not in entry]:
+        raise _Annotation(f"annotation {entry.get('id')} has no {lacks[0]}")
+    for key, (there, where) in refers.items():
+        if entry[key] not in there:
+            what = f"{key} {entry[key]!r}, which is not among the {where}"
+            raise _Annotation(f"annotation {entry.get('id')} has the {what}")
+    try:
+        x, y, width, height = map(_finite, entry["bbox"])
+    except (TypeError, ValueError) as error:
+        what = f"{entry['bbox']!r:.99}, not [x, y, width, height]"
+        raise _Annotation(f"annotation {entry.get('id')} has the bbox {what}") from error
+    corners = (y, x, y + height, x + width)
+    return place[entry["image_id"]], number[entry["category_id"]], corners
 
 
 def _instances(content: dict[str, Any]) -> Instances:
@@ -237,10 +261,10 @@ def _instances(content: dict[str, Any]) -> Instances:
     labels: list[list] = [[] for _ in images]
     crowds: list[list] = [[] for _ in images]
     for entry in content["annotations"]:
-        x, y, width, height = map(_finite, entry["bbox"])
-        corners[place[entry["image_id"]]].append((y, x, y + height, x + width))
-        labels[place[entry["image_id"]]].append(number[entry["category_id"]])
-        crowds[place[entry["image_id"]]].append(bool(entry.get("iscrowd")))
+        image, label, sides = _checked(entry, place, number)
+        corners[image].append(sides)
+        labels[image].append(label)
+        crowds[image].append(bool(entry.get("iscrowd")))
     return Instances(
         files=files,
         ids=tuple(entry["id"] for entry in images),

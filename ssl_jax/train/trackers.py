@@ -11,6 +11,7 @@ a killed process may lose the last seconds.
 import hashlib
 import importlib
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -190,9 +191,16 @@ class _Hosted:
         self._package, self._sent = package, dict(sent)
         words = dict(project=project, name=name, config=config.to_dict(), resume="allow")
         self._own_axis = package.__name__ == "wandb"
-        if self._own_axis:
-            words |= dict(id=name, dir=str(folder))
-        self._run = package.init(**words)
+        if self._own_axis:  # an id may have fewer characters than a name
+            words |= dict(id=re.sub(r"[/\\#?%:]", "-", name.lstrip()), dir=str(folder))
+        try:
+            self._run = package.init(**words)
+        except Exception as error:  # a name that it refuses, no account, no connection
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(
+                f"log.{package.__name__}={project!r}: {package.__name__} did not start: {why}; set"
+                f' log.{package.__name__}="" to train without it'
+            ) from error
         if self._own_axis:
             # The built-in step counter only grows, and would drop rows of an earlier step.
             self._run.define_metric("step")

@@ -1,5 +1,7 @@
 """What is taken, what is left and what is refused."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -207,6 +209,15 @@ REFUSED = [  # ours, how theirs differs, arrays of theirs, what the message name
 def test_weights_that_do_not_fit(ours, change, arrays, named):
     with pytest.raises(InputError, match=named):
         fill.fill(tree(**ours), found(tree(**ours | change), **arrays))
+
+
+def test_a_gap_in_the_blocks_is_named():
+    whole = found(tree(depth=4))
+    arrays = {
+        path: x for path, x in whole.arrays.items() if not re.match("backbone/blocks/[12]/", path)
+    }
+    with pytest.raises(InputError, match="x.pth .*block 3.* 1, 2"):
+        fill.fill(tree(), whole._replace(arrays=arrays))
 
 
 @pytest.mark.parametrize(

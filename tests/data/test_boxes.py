@@ -76,6 +76,25 @@ def test_broken_annotations_are_named(text, named, tmp_path):
             boxes.read_coco(path)
 
 
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (dict(bbox=None), "bbox"),
+        (dict(bbox=[1, 2, 3]), "bbox"),
+        (dict(bbox=...), "no bbox"),
+        (dict(image_id=99), "image_id 99"),
+        (dict(image_id=...), "no image_id"),
+        (dict(category_id=5), "category_id 5"),
+    ],
+)
+def test_an_annotation_that_lacks_something_is_named(change, named, tmp_path):
+    entry = dict(id=77, image_id=9, category_id=1, bbox=[0, 0, 2, 2]) | change
+    entry = {key: value for key, value in entry.items() if value is not ...}
+    (tmp_path / "a.json").write_text(coco(annotations=[entry]))
+    with pytest.raises(InputError, match=f"data.boxes: .*a.json: annotation 77 .*{named}"):
+        boxes.read_coco(tmp_path / "a.json")
+
+
 def annotate(folder, name, pixels):
     """Of image a: a mask without EXIF, and its box as XML and in a file of COCO's."""
     save(folder / name / "a.png", pixels)

@@ -157,6 +157,30 @@ def test_a_tracker_gets_what_it_missed(tmp_path, monkeypatch):
     assert fake.inits[-1]["name"] != fake.inits[0]["name"]
 
 
+@pytest.mark.parametrize("name", ["12:30:00", "run#3", "50%", "a?", "lr=1e-3"])
+def test_names_of_folders_that_are_no_ids(name, monkeypatch, tmp_path):
+    inits = []
+    run = types.SimpleNamespace(define_metric=lambda *_, **__: None)
+    init = lambda **words: inits.append(words) or run  # noqa: E731
+    wandb = types.SimpleNamespace(__name__="wandb", init=init)
+    monkeypatch.setattr(trackers, "_package", lambda name: wandb)
+    for _ in range(2):  # the second start resumes the same run
+        opened(tmp_path / name, {"wandb": "mine"}, 0)
+    first_id, second_id = (words["id"] for words in inits)
+    assert first_id == second_id and not set("/\\#?%:") & set(first_id)
+    assert inits[0]["name"].startswith(name)
+
+
+def test_a_tracker_that_does_not_start(monkeypatch, tmp_path):
+    def init(**words):
+        raise ConnectionError("no route\nto host")
+
+    wandb = types.SimpleNamespace(__name__="wandb", init=init)
+    monkeypatch.setattr(trackers, "_package", lambda name: wandb)
+    with pytest.raises(InputError, match="log.wandb.*no route to host"):
+        opened(tmp_path / "run", {"wandb": "mine"}, 0)
+
+
 @pytest.mark.parametrize("name, value", [("tensorboard", True), ("wandb", "a"), ("trackio", "a")])
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch, tmp_path, name, value):
     monkeypatch.setitem(sys.modules, trackers._PACKAGES[name], None)
