@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import ssl_jax
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError, check_choice, local
 from ssl_jax.data import base, listing
@@ -25,6 +26,7 @@ from ssl_jax.features.extract import check_finite, encode
 from ssl_jax.features.network import on_all_devices
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.ops import devices
+from ssl_jax.runtime import lock
 
 TOKENS = ("image", "cls", "mean", "patches", "sparse")
 DTYPES = ("float32", "float16")
@@ -52,6 +54,7 @@ class Plan:
     def described(self) -> dict[str, Any]:
         """Everything the result depends on, as JSON values."""
         return dict(
+            program=ssl_jax.__version__,
             network=self.encoder.digest,
             data=repr(self.source),
             names=zlib.crc32("\n".join(self.names).encode()),
@@ -73,7 +76,7 @@ class Plan:
         """Computes the part of images start to stop.
 
         Of the n readable images it has "index" [n], "names" [n], "sizes" [n, 2] (stored height and
-        width), "labels" [n] if the set has labels, and each kind of vector [n, ...]. Patches are
+        width), "labels" [n] (-1: none), and each kind of vector [n, ...]. Patches are
         rows [sum of h * w, d] with "patches_shapes" [n, 2]. "skipped" names the unreadable images.
 
         folder: holds the files of the arrays, see `store.allocate`."""
@@ -95,6 +98,7 @@ class Plan:
         stored = self.source.unresized
         sizes = [stored.shape(int(i)) for i in index]
         part = rows | dict(
+            labels=np.maximum(rows.get("labels", np.full(len(index), -1, np.int32)), -1),
             names=_text([self.names[int(i)] for i in index]),
             sizes=np.asarray(sizes, np.int32).reshape(-1, 2),
             skipped=_text([listing.readable(name) for name in skipped]),
@@ -130,22 +134,23 @@ class Plan:
         return store.Entry(folder / _NAME.format(start), self.described | {"files": files})
 
     def remove(self, folder: Path) -> None:
-        """Removes the entries of all parts, and the folder if it is empty then."""
+        """Removes the entries of all parts."""
         for start in range(0, len(self.source), self.images_of_a_part()):
             name = _NAME.format(start)
             store.Entry(folder / name, self.described).remove()
             for unfinished in folder.glob(f".{name}_*"):
                 shutil.rmtree(unfinished)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
-    def whole(self, parts: Sequence[Mapping[str, np.ndarray]]) -> formats.Vectors:
-        """Joins all parts. Raises InputError if no image can be read."""
-        read = [part for part in parts if len(part["index"])]
-        if not read:
+    def whole(self, parts: Iterable[Mapping[str, np.ndarray]]) -> formats.Vectors:
+        """Joins all parts, which are iterated several times. Raises InputError if no image can be
+        read."""
+        # Copies, because the files of a part stay open as long as one of its arrays.
+        facts = [[np.array(part[x]) for x in ("index", "labels", "skipped")] for part in parts]
+        index, labels, skipped = map(np.concatenate, zip(*facts))
+        if not len(index):
             raise InputError(f"no readable image in {self.source}")
-        others = {"skipped": np.concatenate([part["skipped"] for part in parts])}
-        if self.source.class_names and "labels" in read[0]:
+        others, labelled = {"skipped": skipped}, bool((labels >= 0).any())
+        if self.source.class_names and labelled:
             others["class_names"] = np.asarray(self.source.class_names, np.str_)
         about = dict(
             network=repr(self.encoder),
@@ -155,7 +160,24 @@ class Plan:
             layers=self.layers,
         )
         others["about"] = np.asarray(json.dumps(about))
-        return formats.Vectors(read, tuple(self.tokens), others)
+        return formats.Vectors(parts, tuple(self.tokens), labelled, others)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """The stored parts of a plan. Each pass opens them one by one, because every array of a part
+    takes a file descriptor."""
+
+    plan: Plan
+    folder: Path
+
+    def __iter__(self) -> Iterator[Mapping[str, np.ndarray]]:
+        for start in range(0, len(self.plan.source), self.plan.images_of_a_part()):
+            # `parts` has checked its key.
+            entry = store.Entry(self.folder / _NAME.format(start), {})
+            if (stored := entry.read()) is None:
+                raise InputError(f"{entry.path} has been removed; run the same call again")
+            yield store.flat(stored[0])
 
 
 def plan(
@@ -251,32 +273,53 @@ def to_file(
     """Writes an embedding to one file, part after part; returns its path.
 
     Finished parts are stored in the folder OUT.parts next to the file. After an interruption the
-    same call resumes from them; the folder is removed once the file is written.
+    same call resumes from them; the folder is removed once the file is written. One process at a
+    time writes to it.
 
     progress: called after each part with (images done, all images, unreadable images of the part).
     """
     out, write = writable(out)
-    folder = out.with_name(out.name + ".parts")
+    folder, first = out.with_name(out.name + ".parts"), _NAME.format(0)
     if not folder.exists():
         plan.source.look()  # refuses unreadable images before anything is written
     else:
-        names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
-        if names and _NAME.format(0) not in names:
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+        if first not in names and (others := names - {lock.FILE}):
             raise InputError(
-                f"{folder} already exists and holds {names[0]}; choose another name for the file"
+                f"{folder} already exists and holds {min(others)}; choose another name for the file"
             )
     folder.mkdir(exist_ok=True)
-    for stop, part in plan.parts(folder):
-        if progress is not None:
-            progress(stop, len(plan.source), len(part["skipped"]))
-    temporary = folder / (out.name + ".part")  # next to `out` it could overwrite a user's file
-    try:
-        write(temporary, plan.whole([part for _, part in plan.parts(folder)]))
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
-    plan.remove(folder)
+    with _locked(folder):
+        writable(out)  # by now, another process may have written it
+        for stop, part in plan.parts(folder):
+            if progress is not None:
+                progress(stop, len(plan.source), len(part["skipped"]))
+        temporary = folder / (out.name + ".part")  # next to `out` it could overwrite a user's file
+        try:
+            write(temporary, plan.whole(_Stored(plan, folder)))
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
+        plan.remove(folder)
     return out
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Locks the folder of an embedding, and removes it in the end if it is empty. Raises InputError
+    if another process has it."""
+    try:
+        of_this_process = lock.Lock(folder).take()
+    except InputError as error:
+        raise InputError(
+            f"another process is writing to {folder}; wait for it, or choose another name"
+        ) from error
+    try:
+        yield
+    finally:
+        of_this_process.release()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _names(source) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+import ssl_jax
 from ssl_jax.config import InputError, local
 from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
@@ -120,6 +121,7 @@ def extract(
             raise InputError(
                 f"no readable image in {source} ({len(skipped)} of {len(indices)} unreadable)"
             )
+        _all_or_none("label", rows.get("labels", np.zeros(0)) != _NONE, source)
         check_finite({name: rows[name] for name in kinds}, rows["index"], source)
         if entry and not alone and distributed.is_first():
             folder = stack.enter_context(entry.new())
@@ -144,7 +146,8 @@ def encode(
     folder: Path | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Encodes records of this process: ({"index", "labels", "masks" and features as arrays or
-    Grids}, names of the unreadable records).
+    Grids}, names of the unreadable records). "labels" is missing if no record has one; where some
+    have none, it is -2.
 
     kinds: {name of the features: kind of token}. masks: whether masks are returned. folder: holds
     the files of the arrays, see `store.allocate`. Other arguments: see `extract`.
@@ -187,7 +190,7 @@ def encode(
                 table.put(name, rows, values, side=multiple if values.ndim == 4 else 0)
     result: dict[str, Any] = {**table.arrays(done), "index": records[done]}
     _all_or_none("mask", masked[done], source)
-    if _all_or_none("label", labels[done] != _NONE, source):
+    if (labels[done] != _NONE).any():
         result["labels"] = labels[done].astype(np.int32)
     return result, [source.name(i) for i in skipped]
 
@@ -287,6 +290,7 @@ def _entry(network, source, cache, indices, choice, shared):
     if not files:  # nobody would notice other images or labels
         return None
     key = {
+        "program": ssl_jax.__version__,
         "network": network.digest,
         "source": repr(source),
         "classes": list(source.class_names or ()),

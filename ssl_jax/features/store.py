@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ssl_jax.config import InputError, read_json
+from ssl_jax.config import InputError, json_object, reading
+from ssl_jax.runtime import lock
 
 _SHAPES = "_shapes"
 _META = "meta.json"
 _EXAMPLES: dict[str, Any] = {"key": {}, "arrays": {}, "notes": {}}  # types in _META
 IN_MEMORY = 2**31  # bytes; larger arrays are files
+_TEMPORARY = re.compile(r"\.[0-9a-f]+_\w{8}")  # name of a temporary folder of `Entry.new`
+_UNFINISHED = 600.0  # seconds without a heartbeat, several times as many as a lock allows
 
 
 class Grids(Sequence):
@@ -171,7 +175,8 @@ class Entry:
     def read(self) -> "tuple[dict[str, np.ndarray | Grids], dict] | None":
         """(memory-mapped arrays by name, notes), or None if the entry does not exist.
 
-        Raises InputError for a damaged entry, or one with another key.
+        Raises InputError for a damaged entry, or one with another key, and OSError if the disk
+        fails.
         """
         meta = self._meta()
         if meta is None:
@@ -186,7 +191,7 @@ class Entry:
             file = f"{name}.npy"
             try:
                 array = np.load(self.path / file, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError) as error:
+            except (FileNotFoundError, EOFError, ValueError) as error:
                 raise self._damaged(file) from error
             if [list(array.shape), str(array.dtype)] != [shape, dtype]:
                 raise self._damaged(file)
@@ -196,10 +201,12 @@ class Entry:
     def _meta(self):
         """The checked content of the meta file; None without one. Refuses array names that are
         paths, as others may have written the file."""
-        if not (self.path / _META).exists():
+        try:
+            text = reading.read_bytes(self.path / _META)
+        except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            meta = read_json(self.path / _META, _EXAMPLES)
+            meta = json_object(text, _META, _EXAMPLES)
             arrays = meta["arrays"]
             sound = all(
                 name.isidentifier() and isinstance(entry, list) and len(entry) == 2
@@ -219,13 +226,34 @@ class Entry:
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
         """A temporary folder for the files of a new entry, see `allocate`; it is removed at the end
-        of the block unless `finish` was called."""
+        of the block unless `finish` was called. Removes such folders of killed processes."""
         with contextlib.suppress(FileExistsError):
             self.path.parent.mkdir(parents=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{self.path.name}_", dir=self.path.parent, ignore_cleanup_errors=True
         ) as folder:
-            yield Path(folder)
+            place = Path(folder)
+            of_this_process = lock.Lock(place).take()
+            try:
+                self._remove_unfinished(place)
+                yield place
+            finally:
+                of_this_process.release()
+
+    def _remove_unfinished(self, new: Path) -> None:
+        """Removes temporary folders, of all entries next to this one, whose locks have no process.
+        It looks only at locks without a recent heartbeat, because no others can be told at once.
+        new: a folder that was just made, from whose date the disk's time is read."""
+        recent = new.stat().st_mtime - _UNFINISHED
+        for file in self.path.parent.glob(f".*_*/{lock.FILE}"):
+            folder = file.parent
+            with contextlib.suppress(OSError, InputError):  # InputError: it has a process
+                if _TEMPORARY.fullmatch(folder.name) and file.stat().st_mtime < recent:
+                    of_the_dead = lock.Lock(folder, lambda line: None).take()
+                    for other in (*folder.glob("*.npy"), folder / _META):
+                        other.unlink(missing_ok=True)
+                    of_the_dead.release()
+                    folder.rmdir()
 
     def finish(
         self, folder: Path, arrays: Mapping[str, "np.ndarray | Grids"], **notes: Any
@@ -244,6 +272,7 @@ class Entry:
             other.replace(path)
         meta = {"key": self._key, "arrays": described, "notes": notes}
         (folder / _META).write_text(json.dumps(meta, indent=1))
+        (folder / lock.FILE).unlink(missing_ok=True)  # a finished entry needs none
         try:
             folder.rename(self.path)
         except OSError:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from unittest.mock import Mock
 
 import chex
@@ -18,6 +19,8 @@ from ssl_jax.data import decode
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit
+from ssl_jax.runtime import lock
+from tests.evals import fakes
 
 SHAPE = vit.ViTConfig(width=16, depth=2, heads=2, patch=4, image_size=8)
 
@@ -217,6 +220,59 @@ def test_objects_and_lists(network):
     for wrong in ([], ["a.png"], iter(images), images[0]):
         with pytest.raises(InputError):
             ssl_jax.embed(network, wrong)
+
+
+def test_many_parts_need_few_open_files(network, tmp_path, small_parts):
+    images = np.random.default_rng(0).random((40, 8, 8, 3)).astype(np.float32)
+    wanted = ssl_jax.embed(network, images, batch_size=2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 40, hard))
+        out = ssl_jax.embed(network, images, tmp_path / "x.npz", batch_size=2)
+        table = ssl_jax.embed(network, images, tmp_path / "x.parquet", batch_size=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    np.testing.assert_array_equal(np.load(out)["image"], wanted["image"])
+    assert parquet.read_table(table)["image"].to_pylist() == wanted["image"].tolist()
+
+
+@pytest.mark.parametrize("labelled", [range(2), range(2, 4), range(1, 3), range(0)])
+def test_images_without_a_label_have_minus_one(network, tmp_path, small_parts, labelled):
+    class Some(fakes.Source):
+        class_names = ["a", "b", "c", "d"]
+
+        def __getitem__(self, i):
+            record = super().__getitem__(i)
+            return record | ({"label": i} if i in labelled else {})
+
+    source, wanted = Some(fakes.images(5)), [i if i in labelled else -1 for i in range(5)]
+    found = ssl_jax.embed(network, source, batch_size=2)
+    with np.load(ssl_jax.embed(network, source, tmp_path / "x.npz", batch_size=2)) as file:
+        assert set(file.files) == set(found)
+    table = parquet.read_table(ssl_jax.embed(network, source, tmp_path / "x.parquet", batch_size=2))
+    assert ("labels" in found) == ("label" in table.column_names) == bool(labelled)
+    if labelled:
+        assert found["labels"].tolist() == table["label"].to_pylist() == wanted
+        assert table["class"].to_pylist() == ["abcd"[i] if i >= 0 else "" for i in wanted]
+
+
+def test_a_file_is_written_by_one_process_and_one_program(network, tmp_path, monkeypatch):
+    images, out = fakes.images(2), tmp_path / "x.npz"
+    parts = tmp_path / "x.npz.parts"
+    parts.mkdir()
+    other = lock.Lock(parts).take()
+    with pytest.raises(InputError, match=r"x\.npz\.parts"):
+        ssl_jax.embed(network, images, out)
+    other.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding.Plan, "whole", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ssl_jax.embed(network, images, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(ssl_jax, "__version__", "0.0.0")
+        with pytest.raises(InputError, match="program"):
+            ssl_jax.embed(network, images, out)
+    assert ssl_jax.embed(network, images, out) == out and not parts.exists()
 
 
 @pytest.mark.parametrize(

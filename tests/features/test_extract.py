@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ssl_jax
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
@@ -160,6 +161,14 @@ def test_kept_features_are_found_again_with_the_same_bits(tmp_path, sizes):
     extract.extract(_Counted("others"), source, **options, cache=tmp_path / "new")
     extract.extract(network, source, **options, indices=[1, 0], cache=tmp_path / "new")
     assert network.batches > seen and len(list((tmp_path / "new").iterdir())) == 3
+
+
+def test_features_of_another_program_are_other_entries(tmp_path, monkeypatch):
+    options = dict(batch_size=2, cache=tmp_path)
+    for version in ("1", "2"):
+        monkeypatch.setattr(ssl_jax, "__version__", version)
+        extract.extract(_Counted(), fakes.Source(fakes.images(2)), **options)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_changed_labels_and_files_are_other_entries(tmp_path):
