@@ -105,14 +105,19 @@ def hardened(soft: jax.Array, size: tuple[int, int]) -> jax.Array:
 
 
 def one_hot(mask: ArrayLike, grid: tuple[int, int]) -> np.ndarray:
-    """Labels [h, w, c] float32 of the patches of a frame, from the nearest pixel of its mask.
+    """Labels [h, w, 1 + n] float32 of the patches of a frame, from the nearest pixel of its mask:
+    of the background and of each of the n `objects`.
 
-    mask: [H, W] uint8, 0..c - 1; 255 = no class.
+    mask: [H, W] uint8, the object of each pixel; 0 = background, 255 = no class.
     """
     mask = np.asarray(mask, np.uint8)
-    classes = 1 + int(np.where(mask == IGNORE, 0, mask).max())
-    small = _resized(mask, grid)
-    return (small[..., None] == np.arange(classes)).astype(np.float32)
+    return (_resized(mask, grid)[..., None] == np.append(0, objects(mask))).astype(np.float32)
+
+
+def objects(masks: ArrayLike) -> np.ndarray:
+    """The numbers of the objects in masks, [n] int ascending, without 0 and 255. They need not be
+    1..n."""
+    return np.setdiff1d(masks, (0, IGNORE))
 
 
 def _resized(mask, size):
@@ -141,6 +146,7 @@ def track(
     frames = iter(features)
     first = normalize.on_device(next(frames))
     labels = jnp.asarray(one_hot(mask, first.shape[:2]))
+    numbers = np.append(0, objects(mask)).astype(np.uint8)
     yield mask
     memory = [(first, labels)]
     for patches in frames:
@@ -157,7 +163,7 @@ def track(
             temperature=settings.temperature,
         )
         memory = [memory[0], *[*memory[1:], (target, soft)][-settings.previous :]]
-        yield _resized(np.asarray(hardened(soft, frame)), mask.shape)
+        yield _resized(numbers[np.asarray(hardened(soft, frame))], mask.shape)
 
 
 def follow(

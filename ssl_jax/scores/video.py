@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores.propagation import objects
 
 TOLERANCE = 0.008  # largest distance of matching boundaries, as a share of the diagonal
 _HIT = 0.5  # recall is the share of frames with a value above it
@@ -76,7 +77,7 @@ def measure(truth: np.ndarray, predicted: np.ndarray) -> list[Measured]:
       predicted: likewise, without 255.
 
     Returns:
-      One entry for each object 1..n, with n the largest number in `truth`.
+      One entry for each object in `truth`, in order of their numbers, which need not be 1..n.
 
     Raises:
       ValueError: shapes do not fit, fewer than three frames, or no object.
@@ -86,13 +87,13 @@ def measure(truth: np.ndarray, predicted: np.ndarray) -> list[Measured]:
             f"true {truth.shape} and predicted {predicted.shape} masks must both be [T, H, W] with"
             " at least 3 frames: the first is given and the last does not count"
         )
-    count = int(np.where(truth == IGNORE, 0, truth).max())
-    if not count:
+    numbers = objects(truth)
+    if not len(numbers):
         raise ValueError("no object: all masks are background")
     truth, predicted = truth[1:-1], predicted[1:-1]
     predicted = np.where(truth == IGNORE, 0, predicted)
     result = []
-    for number in range(1, count + 1):
+    for number in numbers:
         pairs = [(t == number, p == number) for t, p in zip(truth, predicted)]
         j = np.array([region_similarity(t, p) for t, p in pairs])
         f = np.array([boundary_accuracy(t, p) for t, p in pairs])

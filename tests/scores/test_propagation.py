@@ -52,7 +52,7 @@ def test_equal_patches_and_masks_of_patches():
     mask = np.zeros((8, 8), np.uint8)
     mask[:4, 4:], mask[4:, :4] = 2, 255
     labels = propagation.one_hot(mask, (2, 2))
-    np.testing.assert_array_equal(labels, [[[1, 0, 0], [0, 0, 1]], [[0, 0, 0], [1, 0, 0]]])
+    np.testing.assert_array_equal(labels, [[[1, 0], [0, 1]], [[0, 0], [1, 0]]])
 
 
 def test_hardened_stretches_each_channel_and_enlarges_it():
@@ -94,6 +94,9 @@ def test_follows_a_moving_shape():
     for truth, predicted in zip(masks, followed):
         union = ((truth == 1) | (predicted == 1)).sum()
         assert ((truth == 1) & (predicted == 1)).sum() / union > 0.7
+    # any number of the object
+    other = propagation.track(features[:3], 200 * masks[0], frame=(64, 64))
+    np.testing.assert_array_equal(list(other), 200 * followed[:3])
     # frames further away than the sources reach: the shape is lost
     near = Propagation(previous=1, radius=1, top=5, temperature=0.1)
     jumps = [*propagation.track(features[::4], masks[0], frame=(64, 64), settings=near)]

@@ -95,6 +95,15 @@ def test_ignored_pixels_count_neither_way_and_objects_come_later_or_leave():
     assert (second.j, second.f) == (0, 0)
 
 
+@pytest.mark.parametrize("numbers", [(1, 200), (128,), (2, 3)])
+def test_only_numbers_that_occur_are_objects(numbers):
+    truth = np.zeros((3, 20, 20), np.uint8)
+    for i, number in enumerate(numbers):
+        truth[:, 2:6, 6 * i : 6 * i + 4] = number
+    assert video.measure(truth, truth) == [video.Measured(1, 1, 1, 1)] * len(numbers)
+    assert video.measure(truth, 0 * truth) == [video.Measured(0, 0, 0, 0)] * len(numbers)
+
+
 @pytest.mark.parametrize("frames, value", [(3, 0), (2, 1)])
 def test_no_object_and_too_few_frames_are_refused(frames, value):
     truth = np.full((frames, 4, 4), value, np.uint8)
