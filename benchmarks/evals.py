@@ -147,7 +147,7 @@ def patches(folder: str, split: str, seed: int, count: int = 0) -> np.ndarray:
         patches=True,
         multiple=config.model.patch,
     )
-    return store.rows_of(found.patches)
+    return store.Grids.of(found.patches).rows
 
 
 def _rows(case: str, seconds: dict, same: dict) -> list[dict]:

@@ -19,6 +19,7 @@ from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import crops, tokens
 from ssl_jax.methods.pictures.base import Classes
 from ssl_jax.ops import numerics
+from ssl_jax.runtime import distributed
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict
 
 _SCALED_TO = 256  # batch size for which scaled learning rates are given
@@ -144,7 +145,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
         classes = 1 + int(max(train.labels.max(), test.labels.max()))
         if num_classes and classes > num_classes:
             raise InputError(f"the images have {classes} classes, expected {num_classes}")
-        return fit(
+        result = fit(
             *(train.image, train.labels, test.image, test.labels),
             num_classes=num_classes or classes,
             key=numerics.key(case.seed),
@@ -154,6 +155,13 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
             stream=_crops(case, settings, train.index) if settings.crop_scale else None,
             **{name: getattr(settings, name) for name in _OF_FIT},
         )
+        if result.diverged.any() and distributed.is_first():
+            print(
+                f"  warning: {case.config.type}: the loss of {result.diverged.sum()} of"
+                f" {len(result.diverged)} classifiers is not finite after training; use lower lrs",
+                flush=True,
+            )
+        return result
 
     return case.cached("linear", trained, num_classes)
 

@@ -74,10 +74,11 @@ class Network:
           InputError: the network lacks the tokens, or has fewer blocks.
         """
         features = self(images)
-        return {
+        vectors = {
             name: features.patches if kind == DENSE else features.image
             for name, kind in kinds.items()
         }
+        return {name: jnp.asarray(x, jnp.float32) for name, x in vectors.items()}
 
     def across(self, devices: Sequence[jax.Device]) -> "Network":
         """The network with its batches sharded over these devices; the same network if its

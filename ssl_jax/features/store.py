@@ -52,11 +52,6 @@ class Grids(Sequence):
         return part.reshape(*self.shapes[i], *self.rows.shape[1:])
 
 
-def rows_of(grids: "np.ndarray | Grids") -> np.ndarray:
-    """Patch features, an array [N, h, w, d] or Grids, as rows [all patches, d]; no copy."""
-    return grids.rows if isinstance(grids, Grids) else grids.reshape(-1, grids.shape[-1])
-
-
 def flat(arrays: Mapping[str, "np.ndarray | Grids"]) -> dict[str, np.ndarray]:
     """Replaces Grids by two arrays: their rows under NAME, their shapes under NAME_shapes."""
     result: dict[str, np.ndarray] = {}

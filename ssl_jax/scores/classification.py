@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
+from ssl_jax.scores import checked
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 TOP = 5
@@ -33,13 +34,12 @@ def accuracies(logits: ArrayLike, labels: ArrayLike, ks: tuple[int, ...] = (1, T
       logits: [n, c], n > 0; labels: [n] int in [0, c).
 
     Raises:
-      ValueError: shapes do not fit or a label is out of range.
+      ValueError: shapes do not fit, a label is out of range, or a logit is not finite.
     """
-    scores, labels = np.asarray(logits), np.asarray(labels)
+    scores, labels = checked.finite(logits, "logits"), np.asarray(labels)
     if scores.ndim != 2 or not len(scores) or labels.shape != scores.shape[:1]:
         raise ValueError(f"logits {scores.shape} and labels {labels.shape} do not fit [n, c], [n]")
-    if labels.min() < 0 or labels.max() >= scores.shape[1]:
-        raise ValueError(f"labels must lie in [0, {scores.shape[1]})")
+    labels = checked.classes(labels, scores.shape[1])
     of_label = scores[np.arange(len(labels)), labels][:, None]
     above, equal = (scores > of_label).sum(axis=1), (scores == of_label).sum(axis=1)
     return [float(np.clip((k - above) / equal, 0, 1).mean()) for k in ks]

@@ -65,22 +65,28 @@ def modes(tokens: ArrayLike, labels: ArrayLike, sharpness: float = SHARPNESS) ->
 
     tokens: [N, n, d]. labels: [N, n]; `IGNORE` patches are left out. sharpness: s.
     """
-    labels = np.asarray(labels)
+    scores = [
+        _mode_scores(*view, sharpness) for view in zip(np.asarray(tokens), np.asarray(labels))
+    ]
+    every = np.concatenate(scores)
+    return float(np.mean(every)) if len(every) else float("nan")
+
+
+def _mode_scores(tokens, labels, sharpness):
+    """Scores of the tokens [n, d] of an image whose label is not that of all others."""
     unit = normalize.on_host(tokens)
-    cosines = np.einsum("bid,bjd->bij", unit, unit)
+    cosines = np.einsum("id,jd->ij", unit, unit)
     labelled = labels != IGNORE
-    others = ~np.eye(labels.shape[1], dtype=bool) & labelled[:, None]
+    others = ~np.eye(len(labels), dtype=bool) & labelled
     below = cosines - cosines.max(axis=-1, keepdims=True, where=others, initial=-1)
     weights = np.exp(sharpness * np.minimum(below, 0))
-    same = (labels[:, :, None] == labels[:, None]) & others
+    same = (labels[:, None] == labels) & others
     count = others.sum(-1)
     share = (weights * same).sum(-1) / np.maximum((weights * others).sum(-1), 1e-30)
     chance = same.sum(-1) / np.maximum(count, 1)
     # In a view of one region 1 - c is 0.
     mixed = (chance < 1) & labelled & (count > 0)
-    if not mixed.any():
-        return float("nan")
-    return float(np.mean((share[mixed] - chance[mixed]) / (1 - chance[mixed])))
+    return (share[mixed] - chance[mixed]) / (1 - chance[mixed])
 
 
 def kmeans(patches: ArrayLike, k: int, seed: int = 0) -> np.ndarray:

@@ -1,18 +1,24 @@
-"""Measures of collapse: whether features are the same for all images, or use few dimensions."""
+"""Measures of collapse: whether features are the same for all images, or use few dimensions. All
+raise ValueError for features that are not finite.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.scores import normalize
+from ssl_jax.scores import checked, normalize
 
 _DEAD = 0.01  # a dimension is dead below this share of the root mean square of all deviations
 _ROWS = 1024  # rows whose pairs are computed at once
 
 
+def _wide(features):
+    return checked.finite(np.asarray(features, np.float64), "features")
+
+
 def _unit(features):
-    return normalize.on_host(np.asarray(features, np.float64))
+    return normalize.on_host(_wide(features))
 
 
 def mean_cosine(features: ArrayLike) -> float:
@@ -33,7 +39,7 @@ def deviation(features: ArrayLike) -> float:
 def dead(features: ArrayLike) -> float:
     """Share of dimensions of [N, d] whose standard deviation is below 1 % of the root mean square
     of all deviations; 1 if nothing varies."""
-    values = np.asarray(features, np.float64)
+    values = _wide(features)
     spread = values.std(axis=0)
     # The rounding error of a constant counts as no variation.
     least = max(_DEAD * np.sqrt(np.square(spread).mean()), 1e-7 * np.abs(values).max())
@@ -45,7 +51,7 @@ def rank_me(features: ArrayLike) -> float:
 
     Source: Garrido et al. 2023, "RankMe", eq. 1.
     """
-    s = np.linalg.svd(np.asarray(features, np.float64), compute_uv=False)
+    s = np.linalg.svd(_wide(features), compute_uv=False)
     p = s / (s.sum() + 1e-7) + 1e-7
     return float(np.exp(-(p * np.log(p)).sum()))
 
@@ -54,7 +60,7 @@ def effective_rank(features: ArrayLike) -> float:
     """exp of the entropy of the normalised singular values of the CENTRED rows [N, d]: from 1 to
     min(N - 1, d), 0 if all rows are equal (Roy & Vetterli 2007). `rank_me` does not centre, so a
     common direction of all rows lowers it."""
-    values = np.asarray(features, np.float64)
+    values = _wide(features)
     s = np.linalg.svd(values - values.mean(axis=0), compute_uv=False)
     if s[0] <= 1e-9 * max(np.abs(values).max(), 1e-300) * np.sqrt(values.size):
         return 0.0

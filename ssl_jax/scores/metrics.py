@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores import checked
 
 ABSENT = ("zero", "skip")  # how a class that is only predicted counts
 
@@ -14,11 +15,13 @@ def confusion(
     truth: ArrayLike, predicted: ArrayLike, *, num_classes: int, ignore: int = IGNORE
 ) -> np.ndarray:
     """Confusion matrix [c, c] int64, with rows of true and columns of predicted classes. Pixels or
-    patches whose true class is `ignore` do not count.
+    patches whose true class is `ignore` do not count. Raises ValueError for other classes outside
+    [0, c).
     """
     truth, predicted = np.asarray(truth).ravel(), np.asarray(predicted).ravel()
     valid = truth != ignore
-    pairs = truth[valid].astype(np.int64) * num_classes + predicted[valid]
+    rows = checked.classes(truth[valid], num_classes, "true classes").astype(np.int64)
+    pairs = rows * num_classes + checked.classes(predicted[valid], num_classes, "predicted classes")
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
@@ -43,7 +46,7 @@ def class_iou(counts: ArrayLike, absent: str = "zero") -> np.ndarray:
     hit, truth = np.diag(counts), counts.sum(axis=1)
     union = truth + counts.sum(axis=0) - hit
     counted = (union if absent == "zero" else truth) > 0
-    return np.where(counted, hit / np.maximum(union, 1), np.nan)
+    return hit / np.where(counted, union, np.nan)
 
 
 def mean_iou(iou: ArrayLike) -> float:
@@ -59,7 +62,7 @@ def class_accuracy(counts: ArrayLike) -> np.ndarray:
     that are not in the truth. mAcc is their mean."""
     counts = np.asarray(counts, np.float64)
     truth = counts.sum(axis=1)
-    return np.where(truth > 0, np.diag(counts) / np.maximum(truth, 1), np.nan)
+    return np.diag(counts) / np.where(truth > 0, truth, np.nan)
 
 
 def accuracy(counts: ArrayLike) -> float:

@@ -3,7 +3,7 @@ classes.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,44 +14,40 @@ from numpy.typing import ArrayLike
 from ssl_jax import ops
 from ssl_jax.ops import devices
 from ssl_jax.ops.numerics import product
-from ssl_jax.scores import normalize
+from ssl_jax.scores import checked, normalize
 
 KS = (20, 10, 100, 200)  # of k-NN classification, as in DINO and iBOT
 TEMPERATURE = 0.07  # of k-NN classification
 SOFTMAX_TEMPERATURE = 0.1  # of the vote "softmax"
 QUERY_CHUNK, BANK_CHUNK = 2048, 65536  # rows per device call at most
 BLOCK = 2**18  # queries per search
-_VOTES = 2**26  # votes by class in memory at a time
+_VOTES = 2**22  # votes by class in memory at a time
 _HOST_CHUNKS = 512, 8192  # queries and bank rows whose similarities fit in a CPU's cache
 
 
 def nearest_streamed(
-    queries: np.ndarray,
-    bank: np.ndarray,
-    *,
-    rows: np.ndarray | None = None,
-    k: int,
-    query_chunk: int = QUERY_CHUNK,
-    bank_chunk: int = BANK_CHUNK,
+    queries: np.ndarray, bank: np.ndarray, *, rows: np.ndarray | None = None, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The k nearest rows of `bank` by cosine, exactly. The bank is copied to the device in chunks,
-    over which a running top k is kept.
+    over which a running top k is kept. Device memory holds at most 2^18 queries, 65536 rows of the
+    bank and their similarities to 2048 queries.
 
     Args:
       queries: [q, d], bank: [n, d], on the host. k: limited to the rows searched.
       rows: ascending indices of the bank rows to search, read chunk by chunk; None = all.
-      query_chunk, bank_chunk: rows per device call at most, on a CPU limited to 512 and 8192.
-        Device memory holds at most 2^18 queries, one chunk of the bank and [query_chunk,
-        bank_chunk] similarities. Results do not depend on them.
 
     Returns:
       similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
       are in order of the index.
+
+    Raises:
+      ValueError: no query, an empty bank, or values that are not finite.
     """
     count = len(bank) if rows is None else len(rows)
     if not count or not len(queries):
         raise ValueError(f"nothing to retrieve: {len(queries)} queries, {count} rows in the bank")
     merge: Callable[..., Any] = _merge
+    query_chunk, bank_chunk = QUERY_CHUNK, BANK_CHUNK
     if _on_host():
         merge = _merge_on_host
         query_chunk, bank_chunk = map(min, (query_chunk, bank_chunk), _HOST_CHUNKS)
@@ -62,17 +58,21 @@ def nearest_streamed(
     nothing = jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32)
     for first in range(0, len(queries), BLOCK):
         starts = range(first, min(first + BLOCK, len(queries)), query_chunk)
-        pieces = [normalize.on_device(_padded(queries, start, query_chunk)) for start in starts]
+        pieces = [_unit(_padded(queries, start, query_chunk), "queries") for start in starts]
         best = [nothing] * len(pieces)
         for start in range(0, count, bank_chunk):
             chosen = None if rows is None else rows[start : start + bank_chunk]
-            part = normalize.on_device(_padded(bank, start, bank_chunk, chosen))
+            part = _unit(_padded(bank, start, bank_chunk, chosen), "bank")
             best = [merge(piece, part, count - start, start, *b) for piece, b in zip(pieces, best)]
         for start, (cosines, places) in zip(starts, best):
             stop = min(start + query_chunk, len(queries))
             similarity[start:stop] = np.asarray(cosines)[: stop - start]
             index[start:stop] = np.asarray(places)[: stop - start]
     return similarity, index if rows is None else rows[index].astype(np.int32)
+
+
+def _unit(rows, what):
+    return normalize.on_device(checked.finite(rows, what))
 
 
 def _padded(rows, start, size, chosen=None):
@@ -103,14 +103,14 @@ def _on_host() -> bool:
 
 def _merge_on_host(queries, bank, count, offset, similarity, index):
     """Like `_merge`, but sorts only similarities that reach the k-th best so far (in the first
-    chunk, its own k-th best). NaN counts as the greatest."""
+    chunk, its own k-th best)."""
     scores = np.asarray(_similarities(queries, bank))[:, :count]
     similarity, index = np.asarray(similarity), np.asarray(index)
     k, (size, count) = index.shape[1], scores.shape
     least = similarity[:, -1:]
     if not offset:
         least = np.partition(scores, count - k, axis=1)[:, count - k, None]
-    query, row = np.divmod(np.flatnonzero(~(scores < least)), count)
+    query, row = np.divmod(np.flatnonzero(scores >= least), count)
     reaching = np.bincount(query, minlength=size)
     column = k + np.arange(len(query)) - np.repeat(np.cumsum(reaching) - reaching, reaching)
     values = np.full((size, k + reaching.max()), -np.inf, np.float32)
@@ -146,8 +146,6 @@ def classify(
     num_classes: int,
     ks: Collection[int] = KS,
     temperature: float = TEMPERATURE,
-    chunk: int = 1024,
-    **chunks: int,
 ) -> Neighbours:
     """Predicts the class that wins the weighted vote of the k nearest bank rows, for several k
     (Wu et al. 2018, as in DINO and iBOT).
@@ -159,40 +157,19 @@ def classify(
       bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
       ks: numbers of neighbours; each is limited to the size of the bank.
       temperature: > 0.
-      chunk: queries whose votes are counted at a time. Memory grows with it; results do not depend
-        on it.
-      chunks: see `nearest_streamed`; by default `chunk` queries and the whole bank.
 
     Returns:
       Neighbours. Equal scores go to the lowest class.
 
     Raises:
-      ValueError: shapes do not fit or a label is out of range.
+      ValueError: shapes do not fit, a label is out of range, or a value is not finite.
     """
-    bank, labels, queries = np.asarray(bank), np.asarray(labels, np.int32), np.asarray(queries)
-    if (
-        bank.ndim != 2
-        or queries.ndim != 2
-        or bank.shape[1] != queries.shape[1]
-        or labels.shape != bank.shape[:1]
-    ):
-        raise ValueError(
-            f"bank {bank.shape}, labels {labels.shape} and queries {queries.shape} do not fit [n,"
-            " d], [n], [q, d]"
-        )
-    if not len(bank) or labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(f"k-NN needs a bank that is not empty, with labels in [0, {num_classes})")
-    ks = tuple(sorted({min(k, len(bank)) for k in ks}))
-    chunks = dict(query_chunk=chunk, bank_chunk=len(bank)) | chunks
-    similarity, index = nearest_streamed(queries, bank, rows=None, k=ks[-1], **chunks)
-    votes, chunk = labels[index], min(chunk, len(queries))
     how: dict[str, Any] = dict(num_classes=num_classes, ks=ks, temperature=temperature)
-    parts = [
-        np.asarray(_winners(_padded(votes, start, chunk), _padded(similarity, start, chunk), **how))
-        for start in range(0, len(queries), chunk)
-    ]
-    winners = np.concatenate(parts, axis=1)[:, : len(queries)]
-    return Neighbours(dict(zip(ks, winners)), similarity, index)
+    blocks = list(_voted(bank, labels, queries, rule="nearest", **how))
+    predictions, similarity, index = zip(*blocks)
+    join = np.concatenate
+    of_k = {k: join([block[k] for block in predictions]) for k in predictions[0]}
+    return Neighbours(of_k, join(similarity), join(index))
 
 
 def classify_sets(
@@ -209,14 +186,7 @@ def classify_sets(
     """
     rows, of_row = bank.reshape(-1, bank.shape[-1]), np.repeat(labels, bank.shape[1])
     votes = classify(
-        rows,
-        of_row,
-        queries.reshape(-1, queries.shape[-1]),
-        num_classes=num_classes,
-        chunk=max(1, _VOTES // num_classes),
-        query_chunk=QUERY_CHUNK,
-        bank_chunk=BANK_CHUNK,
-        **how,
+        rows, of_row, queries.reshape(-1, queries.shape[-1]), num_classes=num_classes, **how
     )
     return {k: classes.reshape(queries.shape[:2]) for k, classes in votes.predictions.items()}
 
@@ -230,33 +200,54 @@ def retrieve(
     k: int,
     rule: str = "plain",
     rows: np.ndarray | None = None,
-    **chunks: int,
 ) -> np.ndarray:
     """Class [q] int32 of each query [q, d] by the vote of its k nearest bank rows [n, d], whose
-    labels are [n].
+    labels are [n] int, in [0, num_classes) where they are searched.
 
     Args:
       rule: "plain" (one vote per neighbour) or "softmax" (weights softmax(similarity / 0.1)). Equal
         scores go to the lowest class.
-      rows, chunks: see `nearest_streamed`.
+      rows: see `nearest_streamed`.
+
+    Raises ValueError like `classify`.
     """
     if rule not in ("plain", "softmax"):
         raise ValueError(f'the vote is "plain" or "softmax", got {rule!r}')
-    labels = np.asarray(bank_labels, np.int32)
     how: dict[str, Any] = dict(num_classes=num_classes, rule=rule, temperature=SOFTMAX_TEMPERATURE)
-    classes = []
-    for start in range(0, len(queries), BLOCK):
-        similarity, index = nearest_streamed(
-            queries[start : start + BLOCK], bank, rows=rows, k=k, **chunks
+    blocks = _voted(bank, bank_labels, queries, ks=(k,), rows=rows, **how)
+    return np.concatenate([winners for block in blocks for winners in block.predictions.values()])
+
+
+def _voted(bank, labels, queries, *, ks, num_classes, rows=None, **how) -> Iterator[Neighbours]:
+    """Searches and votes for blocks of queries, in order."""
+    bank, labels, queries = map(np.asarray, (bank, labels, queries))
+    if (
+        bank.ndim != 2
+        or queries.ndim != 2
+        or bank.shape[1] != queries.shape[1]
+        or labels.shape != bank.shape[:1]
+    ):
+        raise ValueError(
+            f"bank {bank.shape}, labels {labels.shape} and queries {queries.shape} do not fit [n,"
+            " d], [n], [q, d]"
         )
-        classes.append(
-            np.asarray(_winners(labels[index], similarity, ks=index.shape[1:], **how)[0])
-        )
-    return np.concatenate(classes)
+    searched = checked.classes(labels if rows is None else labels[rows], num_classes)
+    ks = tuple(sorted({min(k, len(searched)) for k in ks}))
+    for first in range(0, max(len(queries), 1), BLOCK):
+        part = queries[first : first + BLOCK]
+        similarity, index = nearest_streamed(part, bank, rows=rows, k=ks[-1])
+        votes = labels[index].astype(np.int32)
+        size = min(max(1, _VOTES // num_classes), len(part))
+        winners = [
+            _winners(*(_padded(x, i, size) for x in (votes, similarity)), num_classes, ks, **how)
+            for i in range(0, len(part), size)
+        ]
+        predicted = np.concatenate(winners, axis=1)[:, : len(part)]
+        yield Neighbours(dict(zip(ks, predicted)), similarity, index)
 
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature", "rule"))
-def _winners(labels, similarity, *, num_classes, ks, temperature, rule="nearest"):
+def _winners(labels, similarity, num_classes, ks, *, temperature, rule):
     """`vote` with the weights [q, n] of the rule."""
     if rule == "plain":
         weights = jnp.ones_like(similarity)

@@ -13,14 +13,15 @@ from numpy.typing import ArrayLike
 from ssl_jax.ops.numerics import product
 from ssl_jax.runtime import fit as fit_lib
 from ssl_jax.runtime import sharding
-from ssl_jax.scores import classification
+from ssl_jax.scores import checked, classification
 
 # STELLAR's grid: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 OPTIMIZERS = ("adamw", "sgd", "lars")
 _MOMENTUM = 0.9
 _NORM_EPS = 1e-5
-_CHUNK = 4096  # rows per call when accuracies are counted
+_CHUNK = 4096  # rows per call at most when accuracies are counted
+_LOGITS = 2**26  # logits of all classifiers per call at most
 
 
 class Probe(NamedTuple):
@@ -35,6 +36,7 @@ class Probe(NamedTuple):
     # of the selected classifier: {"kernel": [d, c], "bias": [c]} and, with the norm, {"scale": [d],
     # "shift": [d]}
     params: Any
+    diverged: np.ndarray  # [g] bool, whether the loss on the test set is not finite
     by_epoch: np.ndarray | None = None  # [epochs, g] accuracy on the test set after each epoch
 
 
@@ -84,10 +86,16 @@ def fit(
         `train`, shuffled.
 
     Raises:
-      ValueError: fewer than 2 training rows, labels out of range, or held_out outside of [0, 1).
+      ValueError: fewer than 2 training rows, labels out of range, features that are not finite, or
+        held_out outside of [0, 1).
     """
-    labels, test_labels = np.asarray(labels, np.int32), np.asarray(test_labels, np.int32)
-    _check(len(train), labels, test_labels, num_classes, held_out)
+    if len(train) < 2 or not 0 <= held_out < 1:
+        raise ValueError(
+            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {len(train)} and"
+            f" {held_out}"
+        )
+    labels, test_labels = (checked.classes(x, num_classes) for x in (labels, test_labels))
+    train, test = (checked.finite(x, "features") for x in (train, test))
     key_split, key_init, key_order = jax.random.split(key, 3)
     order = np.asarray(jax.random.permutation(key_split, len(train)))
     learn, choose = classification.split(order, held_out)
@@ -129,19 +137,9 @@ def fit(
         held_out=chosen_accuracy,
         test=test_accuracy,
         params=jax.tree.map(lambda x: np.asarray(x[best]), params),
+        diverged=~np.isfinite(test_loss),
         by_epoch=np.stack(curve) if curve else None,
     )
-
-
-def _check(rows, labels, test_labels, num_classes, held_out):
-    if rows < 2 or not 0 <= held_out < 1:
-        raise ValueError(
-            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {rows} and"
-            f" {held_out}"
-        )
-    every = np.concatenate([labels, test_labels])
-    if every.min() < 0 or every.max() >= num_classes:
-        raise ValueError(f"labels must lie in [0, {num_classes})")
 
 
 class Grid(NamedTuple):
@@ -294,11 +292,13 @@ def _train_on(batches, grid, start, prepare, *, trainer, batch_size, watch):
 
 
 def _score(params, inputs, labels):
-    """Accuracy (0..1) and mean cross-entropy of every classifier: two arrays [g], float64."""
+    """Accuracy (0..1) and mean cross-entropy of every classifier: two arrays [g], float64. Rows
+    whose cross-entropy is not finite count as wrong."""
     right, loss = np.zeros(()), np.zeros(())
-    for start in range(0, len(inputs), _CHUNK):
+    size = max(1, min(_CHUNK, _LOGITS // params["bias"].size))
+    for start in range(0, len(inputs), size):
         part = _score_chunk(
-            params, inputs[start : start + _CHUNK], jnp.asarray(labels[start : start + _CHUNK])
+            params, inputs[start : start + size], jnp.asarray(labels[start : start + size])
         )
         right, loss = (total + np.asarray(x, np.float64) for total, x in zip((right, loss), part))
     return right / len(inputs), loss / len(inputs)
@@ -310,4 +310,5 @@ def _score_chunk(params, inputs, labels):
     losses = optax.softmax_cross_entropy_with_integer_labels(
         scores, jnp.broadcast_to(labels, scores.shape[:2])
     )
-    return (scores.argmax(axis=-1) == labels).sum(axis=1), losses.sum(axis=1)
+    right = (scores.argmax(axis=-1) == labels) & jnp.isfinite(losses)
+    return right.sum(axis=1), losses.sum(axis=1)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from ssl_jax.losses.segmentation import IGNORE
-from ssl_jax.scores import normalize
+from ssl_jax.scores import checked, normalize
 
 _TILE = 8  # side of a tile of target patches, in patches
 _TILES = 8  # tiles computed at once
@@ -135,7 +135,7 @@ def track(
     """Predicts the mask of each frame of a video from the mask of the first frame.
 
     Args:
-      features: patch features [h, w, d] of each frame.
+      features: finite patch features [h, w, d] of each frame.
       mask: [H, W] uint8, mask of the first frame; 0 = background, 255 = no class.
       frame: (height, width) of the network's input, to which labels are enlarged bilinearly before
         they are resized to [H, W] by nearest neighbour.
@@ -143,14 +143,13 @@ def track(
     Yields:
       [H, W] uint8 for each frame; for the first one, `mask`.
     """
-    frames = iter(features)
-    first = normalize.on_device(next(frames))
+    frames = (normalize.on_device(checked.finite(x, "patches")) for x in features)
+    first = next(frames)
     labels = jnp.asarray(one_hot(mask, first.shape[:2]))
     numbers = np.append(0, objects(mask)).astype(np.uint8)
     yield mask
     memory = [(first, labels)]
-    for patches in frames:
-        target = normalize.on_device(patches)
+    for target in frames:
         missing = 1 + settings.previous - len(memory)
         sources, source_labels = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*memory))
         soft = propagate(

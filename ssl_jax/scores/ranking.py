@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ssl_jax.scores import checked
+
 KS = (1, 5, 10)
 _CHUNK = 256  # queries whose similarities are in memory at a time
 
@@ -70,11 +72,11 @@ def evaluate(
     rows.
 
     Args:
-      queries: [q, d] float. gallery: [n, d] float. targets: one per query; queries without relevant
-        rows do not count.
+      queries: [q, d], gallery: [n, d]; computed in float32 at least. targets: one per query;
+        queries without relevant rows do not count.
 
     Raises:
-      ValueError: shapes do not fit, or no query has a relevant row.
+      ValueError: shapes do not fit, a value is not finite, or no query has a relevant row.
     """
     if queries.ndim != 2 or gallery.shape[1:] != queries.shape[1:] or len(targets) != len(queries):
         raise ValueError(
@@ -101,7 +103,9 @@ def evaluate(
 
 
 def ranking(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """[q, n] int rows of the gallery [n, d] for each query [q, d], largest dot product first."""
+    """[q, n] int rows of the gallery [n, d] for each query [q, d], largest dot product first.
+    Raises ValueError for values that are not finite."""
+    queries, gallery = checked.finite(queries, "queries"), checked.finite(gallery, "gallery")
     return np.argsort(-(queries @ gallery.T), axis=1, kind="stable")
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.features import store
 from ssl_jax.features.store import Grids
 from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.scores import neighbours
@@ -84,14 +83,13 @@ def segment(
     rule: str = "plain",
     absent: str = "zero",
     images: Sequence[int] | np.ndarray | None = None,
-    **chunks: int,
 ) -> Retrieval:
     """Labels the patches of test images by retrieval from the training images.
 
     Args:
       train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); or Grids.
       test, test_masks: likewise for N images.
-      k, rule, chunks: see `neighbours.retrieve`. absent: see `class_iou`.
+      k, rule: see `neighbours.retrieve`. absent: see `class_iou`.
       images: indices of the training images to retrieve from; None = all.
 
     Raises:
@@ -109,14 +107,13 @@ def segment(
         raise ValueError(f"every training patch is of class {labels[valid][0]}")
     truth = labels_of(test_masks, test, num_classes=num_classes)
     classes = neighbours.retrieve(
-        store.rows_of(train),
+        Grids.of(train).rows,
         labels,
-        store.rows_of(test),
+        Grids.of(test).rows,
         num_classes=num_classes,
         k=k,
         rule=rule,
         rows=None if valid.all() else np.flatnonzero(valid),
-        **chunks,
     )
     parts = np.split(classes, np.cumsum([labels.size for labels in truth])[:-1])
     predicted = [part.reshape(labels.shape) for part, labels in zip(parts, truth)]
@@ -139,6 +136,8 @@ def labels_of(
     masks: np.ndarray | Grids, patches: np.ndarray | Grids, *, num_classes: int
 ) -> list[np.ndarray]:
     """Majority labels [h, w] of the patches of each image, see `patch_labels`."""
+    if len(masks) != len(patches):
+        raise ValueError(f"{len(masks)} masks and patches of {len(patches)} images")
     shapes = [patches[i].shape[:2] for i in range(len(patches))]
     return [
         patch_labels(masks[i][None], shapes[i], num_classes=num_classes)[0]

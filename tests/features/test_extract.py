@@ -120,7 +120,7 @@ def test_images_of_different_sizes_go_by_shape_and_come_in_order(broken):
     np.testing.assert_array_equal(out.labels, readable)
     np.testing.assert_array_equal(out.index, readable)
     assert out.skipped == tuple(f"record/{i}" for i in broken)
-    assert len(store.rows_of(out.patches)) == 6 * 3 + 4 * (2 - len(broken))
+    assert len(store.Grids.of(out.patches).rows) == 6 * 3 + 4 * (2 - len(broken))
     for row, i in enumerate(readable):
         alone = fn(windows.images_of(source, [i], multiple=4))
         assert out.patches[row].shape[:2] == (cuts[i][0] // 4, cuts[i][1] // 4)
@@ -156,7 +156,7 @@ def test_kept_features_are_found_again_with_the_same_bits(tmp_path, sizes):
         for i in range(3):
             np.testing.assert_array_equal(one.patches[i], other.patches[i])
             np.testing.assert_array_equal(one.masks[i], other.masks[i])
-    assert isinstance(store.rows_of(again.patches), np.memmap)
+    assert isinstance(store.Grids.of(again.patches).rows, np.memmap)
     # Other weights, records or choices are other entries.
     extract.extract(_Counted("others"), source, **options, cache=tmp_path / "new")
     extract.extract(network, source, **options, indices=[1, 0], cache=tmp_path / "new")

@@ -98,6 +98,12 @@ def test_whatever_gives_features_is_adopted_once(network):
     assert (
         set(adopt(shown).with_extras(_IMAGES)[1]) == adopt(shown).extras(_IMAGES.shape) == {"maps"}
     )
+    for dtype in (np.float16, "bfloat16", np.float64):
+        other = adopt(lambda images, dtype=dtype: pixels.Pixels(*jax.tree.map(
+            lambda x: np.asarray(x, dtype), tuple(raw(images))
+        )))  # fmt: skip
+        for kind in ("image", tokens.DENSE):
+            assert _read(other, kind).dtype == np.float32
     devices = jax.devices()[:2]
     assert plain.across(devices) is plain
     spread = adopted.across(devices)

@@ -85,6 +85,9 @@ def test_accuracies_count_the_best_scores_and_equal_ones_are_at_chance():
     for bad in (labels - 1, labels + 9, labels[:3]):
         with pytest.raises(ValueError, match="labels"):
             accuracies(scores, bad)
+    for value in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="logits"):
+            accuracies(np.where(scores > 2, value, scores), labels)
     labels = np.arange(20) % 10
     assert accuracies(np.zeros((20, 10)), labels) == [pytest.approx(0.1), 0.5]
     # Of a first and two equal second ones, the label is among the best two half of the time.

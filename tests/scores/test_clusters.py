@@ -22,6 +22,10 @@ def test_modes_are_pure_within_regions_and_by_chance_without_them():
     assert clusters.modes(towards, labels, 1000.0) == pytest.approx(1)
     mixed = clusters.modes(towards, np.array([[0, 1, 0, 1, 0, 1]]))
     assert mixed < 0 < separate
+    wide = 300 * np.concatenate([towards, 0 * towards[:, :1]], axis=1)
+    labels_of_wide = np.concatenate([labels, [[0]]], axis=1)  # a row of zeros, and large ones
+    half = clusters.modes(wide.astype(np.float16), labels_of_wide)
+    assert half == pytest.approx(clusters.modes(wide, labels_of_wide))
     # Patches without a label take no part, as if they were not there.
     more = np.concatenate([towards, 5 * towards[:, :2] - 2], axis=1)
     ignored = np.concatenate([labels, [[255, 255]]], axis=1)

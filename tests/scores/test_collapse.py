@@ -34,6 +34,14 @@ def test_vectors_that_are_alike():
     assert collapse.dead(np.full((9, 4), 0.1)) == 1
 
 
+@pytest.mark.parametrize(
+    "score", ["mean_cosine", "deviation", "dead", "rank_me", "effective_rank", "uniformity"]
+)
+def test_vectors_that_are_not_finite_are_refused(score):
+    with pytest.raises(ValueError, match="finite"):
+        getattr(collapse, score)(np.where(_SPREAD > 3, np.nan, _SPREAD))
+
+
 def test_vectors_that_are_spread_evenly():
     assert collapse.mean_cosine(_SPREAD) == pytest.approx(0, abs=0.01)
     assert collapse.deviation(_SPREAD) == pytest.approx(1, abs=0.01)

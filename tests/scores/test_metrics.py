@@ -37,5 +37,12 @@ def test_as_mmsegmentation_counts_absent_classes():
     np.testing.assert_allclose(metrics.class_accuracy(counts), [3 / 4, 1 / 2, np.nan, np.nan])
     assert metrics.mean_iou(metrics.class_accuracy(counts)) == pytest.approx(0.625)
     assert metrics.accuracy(counts) == pytest.approx(4 / 6)
+    shares = counts / counts.sum()  # a normalised matrix has the same scores
+    for score in (metrics.class_iou, metrics.class_accuracy):
+        np.testing.assert_allclose(score(shares), score(counts))
+    for bad in ([0, 4], [-1, 0], [0.5, 0]):
+        for pair in (([0, 1], bad), (bad, [0, 1])):
+            with pytest.raises(ValueError, match="classes"):
+                metrics.confusion(*pair, num_classes=3)
     with pytest.raises(ValueError):  # nothing is labelled
         metrics.accuracy(np.zeros((2, 2)))

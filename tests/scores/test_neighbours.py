@@ -21,24 +21,42 @@ def _expected(k):
     return knn.fit(_BANK, _BANK_LABELS).predict(_QUERIES)
 
 
-def test_equals_scikit_learn_k_is_limited_to_the_bank_and_chunks_change_nothing():
-    found = neighbours.classify(_BANK, _BANK_LABELS, _QUERIES, num_classes=5, chunk=32)
+def test_equals_scikit_learn_k_is_limited_to_the_bank_and_blocks_change_nothing(monkeypatch):
+    whole = neighbours.classify(_BANK, _BANK_LABELS, _QUERIES, num_classes=5)
+    for name, size in dict(BLOCK=48, _VOTES=5 * 32).items():
+        monkeypatch.setattr(neighbours, name, size)
+    found = neighbours.classify(_BANK, _BANK_LABELS, _QUERIES, num_classes=5)
     assert list(found.predictions) == [10, 20, 100, 150]
     for k, predicted in found.predictions.items():
         np.testing.assert_array_equal(predicted, _expected(k))
     assert found.similarity.shape == found.index.shape == (70, 150)
     assert (np.diff(found.similarity, axis=1) <= 0).all()
-    whole = neighbours.classify(_BANK, _BANK_LABELS, _QUERIES, num_classes=5, chunk=1000)
-    chex.assert_trees_all_equal(found.predictions, whole.predictions)
+    chex.assert_trees_all_equal(found, whole)
     zero = neighbours.classify(_BANK, _BANK_LABELS, np.zeros((1, 12)), num_classes=5)
     assert np.isfinite(zero.similarity).all()
     for labels, queries in (
         (_BANK_LABELS, _QUERIES[:, :3]),
         (_BANK_LABELS[:3], _QUERIES),
         (_BANK_LABELS + 9, _QUERIES),
+        (_BANK_LABELS - 1, _QUERIES),
+        (_BANK_LABELS + 2**32, _QUERIES),
+        (_BANK_LABELS + 0.5, _QUERIES),
+        (_BANK_LABELS, np.where(_QUERIES > 2, np.nan, _QUERIES)),
+        (_BANK_LABELS, np.where(_QUERIES > 2, np.inf, _QUERIES)),
     ):
         with pytest.raises(ValueError):
             neighbours.classify(_BANK, labels, queries, num_classes=5)
+        with pytest.raises(ValueError):
+            neighbours.retrieve(_BANK, labels, queries, num_classes=5, k=3)
+    with pytest.raises(ValueError, match="bank"):
+        neighbours.classify(np.full_like(_BANK, np.nan), _BANK_LABELS, _QUERIES, num_classes=5)
+
+
+def test_only_labels_that_are_searched_must_be_classes():
+    labels = np.where(np.arange(150) < 100, _BANK_LABELS, 255)
+    found = neighbours.retrieve(_BANK, labels, _QUERIES, num_classes=5, k=7, rows=np.arange(100))
+    wanted = neighbours.retrieve(_BANK[:100], labels[:100], _QUERIES, num_classes=5, k=7)
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_weights_matter_and_equal_scores_go_to_the_lowest_class():
@@ -79,17 +97,18 @@ def selection(request, monkeypatch):
 
 @pytest.mark.parametrize("query_chunk, bank_chunk", [(7, 11), (64, 30), (5, 2)])
 @pytest.mark.usefixtures("selection")
-def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk, tmp_path):
+def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk, tmp_path, monkeypatch):
     """Of a bank in a file, too, of which some rows count."""
     rng = np.random.default_rng(1)
     bank, queries = rng.normal(size=(95, 6)), rng.normal(size=(33, 6))
-    how = dict(k=8, query_chunk=query_chunk, bank_chunk=bank_chunk)
+    monkeypatch.setattr(neighbours, "QUERY_CHUNK", query_chunk)
+    monkeypatch.setattr(neighbours, "BANK_CHUNK", bank_chunk)
     np.save(tmp_path / "bank.npy", bank)
     some = np.flatnonzero(rng.random(95) < 0.6)
     filed = np.load(tmp_path / "bank.npy", mmap_mode="r")
     found = (
-        (np.arange(95), neighbours.nearest_streamed(queries, bank, **how)),
-        (some, neighbours.nearest_streamed(queries, filed, rows=some, **how)),
+        (np.arange(95), neighbours.nearest_streamed(queries, bank, k=8)),
+        (some, neighbours.nearest_streamed(queries, filed, rows=some, k=8)),
     )
     for rows, (similarity, index) in found:
         exact = _unit(queries) @ _unit(bank[rows]).T
@@ -112,8 +131,9 @@ def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk, tmp_
     ],
 )
 @pytest.mark.usefixtures("selection")
-def test_neighbours_at_the_edges(bank, k, chunk, index, similarity):
+def test_neighbours_at_the_edges(bank, k, chunk, index, similarity, monkeypatch):
     query, bank = np.array([[1.0, 0.0]]), np.array(bank, float)
-    found = neighbours.nearest_streamed(query, bank, k=k, bank_chunk=chunk)
+    monkeypatch.setattr(neighbours, "BANK_CHUNK", chunk)
+    found = neighbours.nearest_streamed(query, bank, k=k)
     np.testing.assert_array_equal(found[1], [index])
     np.testing.assert_allclose(found[0], [similarity], atol=1e-6)

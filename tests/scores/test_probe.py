@@ -44,6 +44,28 @@ def test_close_to_scikit_learn(probe):
     assert probe.held_out[0] < probe.held_out.max() - 0.1
     with pytest.raises(ValueError, match="labels"):
         _fit(num_classes=3)
+    for labels in (_TRAIN_LABELS + 2**32, _TRAIN_LABELS + 0.5):
+        with pytest.raises(ValueError, match="labels"):
+            fit(_TRAIN, labels, _TEST, _TEST_LABELS, num_classes=4, key=jax.random.key(0))
+    for parts in ((_TRAIN * np.nan, _TEST), (_TRAIN, _TEST * np.nan)):
+        with pytest.raises(ValueError, match="features"):
+            fit(
+                parts[0],
+                _TRAIN_LABELS,
+                parts[1],
+                _TEST_LABELS,
+                num_classes=4,
+                key=jax.random.key(0),
+            )
+
+
+def test_a_classifier_that_diverges_is_right_nowhere_and_rows_are_scored_in_pieces(monkeypatch):
+    how = dict(optimizer="sgd", learning_rates=(1e38, 0.1), epochs=2)
+    found = _fit(**how)
+    assert found.diverged.tolist() == [True, False]
+    assert found.test[0] == found.held_out[0] == 0 and found.accuracy == found.test[1] > 0.5
+    monkeypatch.setattr("ssl_jax.scores.probe._LOGITS", 8 * 100)
+    chex.assert_trees_all_equal(found, _fit(**how))
 
 
 def test_the_same_key_gives_the_same_bits(probe):

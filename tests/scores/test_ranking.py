@@ -52,6 +52,15 @@ def test_equals_the_area_under_the_curve_walked_row_by_row(monkeypatch):
         assert scores.precision == {5: pytest.approx(np.mean(at_five))}
 
 
+def test_integers_and_half_precision_are_ranked_by_their_values():
+    gallery = np.array([[0, 1], [1, 0], [1, 1]])
+    for dtype, scale in ((np.uint8, 100), (np.int8, 60), (np.float16, 300), (np.float32, 1)):
+        order = ranking.ranking(*(scale * np.asarray(x, dtype) for x in ([[2, 1]], gallery)))
+        np.testing.assert_array_equal(order, [[2, 1, 0]])
+    with pytest.raises(ValueError, match="gallery"):
+        ranking.ranking(gallery, np.full(gallery.shape, np.inf))
+
+
 def test_queries_without_anything_to_find_do_not_count():
     vectors = np.eye(3)
     wanted = [_query([0]), _query([], [1]), _query([1])]

@@ -58,8 +58,11 @@ def _miou(truth, predicted):
 
 @pytest.mark.parametrize("rule", ["plain", "softmax"])
 def test_equals_scikit_learn(rule):
-    parts, how = (_TRAIN, _TRAIN_MASKS, _TEST, _TEST_MASKS), dict(query_chunk=24, bank_chunk=40)
-    found = segmentation.segment(*parts, num_classes=3, k=15, rule=rule, **how)
+    parts = _TRAIN, _TRAIN_MASKS, _TEST, _TEST_MASKS
+    found = segmentation.segment(*parts, num_classes=3, k=15, rule=rule)
+    for few in ((_TRAIN[:-1], *parts[1:]), (*parts[:3], _TEST_MASKS[:-1])):
+        with pytest.raises(ValueError, match="masks"):
+            segmentation.segment(*few, num_classes=3, k=15, rule=rule)
     expected = _expected(15, rule)
     np.testing.assert_array_equal(found.predicted, expected)
     np.testing.assert_array_equal(found.truth, _majority(_TEST_MASKS))
