@@ -106,11 +106,11 @@ class Case:
 
     def masked(self, name: str, layers: int = 1) -> Masked:
         """Patches and masks of the training or the test images, see `features`. Raises InputError
-        if there are no masks, or if training masks have one class."""
+        if there are no masks, training masks have one class, or test masks none."""
         part = self.features(name, DENSE, layers)
         self.need(part.masks is not None, "masks")
-        if name == "train":
-            check_classes(self.config.type, self.train, part.masks, "masks")
+        least = 2 if name == "train" else 1
+        check_classes(self.config.type, getattr(self, name), part.masks, "masks", least)
         return Masked(part.patches, part.masks, part.index)
 
     def boxed(self, name: str) -> Records:

@@ -21,18 +21,21 @@ def absent_field() -> Any:
     )
 
 
-def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str) -> None:
+def check_classes(
+    type: str, source: Any, labels: Iterable[ArrayLike], what: str, least: int = 2
+) -> None:
     """Raises InputError for labels of fewer than two classes, on which all networks score the same.
     For masks with one class and 255 it names the class_map that makes 255 a class.
 
-    type: of the evaluation. labels: read until two classes have appeared. what: the labels' name in
-    the message; of "masks" and "patches", 255 is not a class.
+    type: of the evaluation. labels: read until enough classes have appeared. what: the labels' name
+    in the message; of "masks" and "patches", 255 is not a class. least: number of classes; 1 is
+    enough where a network was trained on others.
     """
     values: set[int] = set()
     masks = what in ("masks", "patches")
     for part in labels:
         values |= set(np.unique(part).tolist())
-        if len(values - {IGNORE} if masks else values) > 1:
+        if len(values - {IGNORE} if masks else values) >= least:
             return
     classes = sorted(values - {IGNORE} if masks else values)
     count = f"one class ({classes[0]})" if classes else "no class"
@@ -42,7 +45,8 @@ def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str
         rule = ",".join(f"{value}:{i}" for i, value in enumerate([*(classes or [0]), IGNORE]))
         hint = f"; if {IGNORE} is a class, set evals.{type}.data.class_map={{{rule}}}"
     raise InputError(
-        f"{type}: the {what} of {source} have {count}; a score needs two classes{hint}"
+        f"{type}: the {what} of {source} have {count}; a score needs"
+        f" {'two classes' if least > 1 else 'one'}{hint}"
     )
 
 

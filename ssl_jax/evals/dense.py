@@ -97,6 +97,8 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
             result = _retrieved(parts, settings, images if part > 1 else None)
             # The pictures show the first draw.
             case.extracted.setdefault(case.key_of("dense"), result)
+            if not result.patch_counts.sum():
+                raise InputError(f"dense: most pixels of every patch of {case.test} are ignored")
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
         patch, pixel = 100.0 * np.mean(draws, axis=0)
         name = "dense" if part == settings.subsample[0] else f"dense_1in{part}"

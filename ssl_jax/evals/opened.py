@@ -54,11 +54,12 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     for source in stored:
         source.look(config.seed)
     for name, c in section.selected(config, tasks).items():
-        type, train = registry.get(c.type), result[name][0]
-        if type.needs == "masks" and type.learns:
-            records = sample_records(train, c.train_examples, config.seed, masked=True)
+        type, (train, test) = registry.get(c.type), result[name]
+        parts = [(test, c.test_examples, 1), (train, c.train_examples, 2)]
+        for part, count, least in parts[: 1 + type.learns] if type.needs == "masks" else ():
+            records = sample_records(part, count, config.seed, masked=True)
             if len(records) <= _FEW:
-                check_classes(name, train, _masks(train, records), "masks")
+                check_classes(name, part, _masks(part, records), "masks", least)
     return result
 
 

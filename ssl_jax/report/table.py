@@ -10,7 +10,7 @@ def standard_error(percent: float, images: int) -> float:
     """Standard error in percent of a share of images, with two correct and two wrong images added
     (Agresti and Coull 1998), so that it is not 0 at 0 and 100."""
     right = (percent * images / 100 + 2) / (images + 4)
-    return 100 * math.sqrt(max(right * (1 - right), 0) / images)
+    return 100 * math.sqrt(max(right * (1 - right), 0) / (images + 4))
 
 
 def best(scores: Sequence[float], images: int = 0) -> tuple[float | None, str]:

@@ -57,8 +57,9 @@ def logistic(
 ) -> tuple[float, float]:
     """Logistic regression: (accuracy on the test set, selected C).
 
-    C is selected on a tenth of the training set, drawn by class with at least one row of each; then
-    the model is fitted to the whole training set. A single penalty is used without selection.
+    C is selected on a tenth of the training set (at least as many rows as classes), drawn in
+    proportion to the classes if each has two rows; of a rare class it may have none. Then the model
+    is fitted to the whole training set. A single penalty is used without selection.
 
     Args:
       train: [n, d] features, standardised here with their mean and deviation; labels: [n].

@@ -10,10 +10,12 @@ import numpy as np
 
 from ssl_jax import extras
 from ssl_jax.config import InputError
+from ssl_jax.scores import checked
 
 # The summary of COCO's evaluator, in its order.
 SCORES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 _MOST = 100  # predictions per image that count
+_NO_BOX = "average precision needs at least one true box that is not a crowd"
 
 
 class Boxes(NamedTuple):
@@ -58,7 +60,8 @@ def average_precision(
 
     Raises:
       InputError: faster-coco-eval is not installed.
-      ValueError: lengths do not fit, a label is out of range, or there is no true box.
+      ValueError: lengths do not fit, a number is not finite, a label is out of range, or all true
+        boxes are crowds.
     """
     check_installed()
     from faster_coco_eval import COCO, COCOeval_faster
@@ -66,8 +69,8 @@ def average_precision(
     if len(predicted) != len(true):
         raise ValueError(f"{len(predicted)} predicted images and {len(true)} true ones")
     annotations = _entries(true, classes, scored=False)
-    if not annotations:
-        raise ValueError("average precision needs at least one true box")
+    if all(entry["iscrowd"] for entry in annotations):
+        raise ValueError(_NO_BOX)
     # Ids start at 1, because the evaluator reads 0 as no match.
     truth = COCO(
         {
@@ -106,31 +109,30 @@ def agnostic_precision(
       predicted, true: one entry per image; labels are not used. threshold: of the IoU, in (0, 1].
 
     Raises:
-      ValueError: numbers of images differ, or there is no true box outside of ignored areas.
+      ValueError: lengths do not fit, a number is not finite, or there is no true box outside of
+        ignored areas.
     """
     if len(predicted) != len(true):
         raise ValueError(f"{len(predicted)} predicted images and {len(true)} true ones")
     hits: list[bool] = []
     scores: list[float] = []
     count = 0
-    for guess, truth in zip(predicted, true):
-        everything, boxes = (np.asarray(x.boxes, np.float64).reshape(-1, 4) for x in (truth, guess))
-        crowd = np.zeros(len(everything)) if truth.crowd is None else truth.crowd
-        ignored = np.asarray(crowd, bool)
+    for i, (guess, truth) in enumerate(zip(predicted, true)):
+        everything, _, _, ignored = _arrays(i, truth, scored=False)
+        boxes, _, confidence, _ = _arrays(i, guess, scored=True)
         objects, taken = everything[~ignored], np.zeros(len(everything), bool)
-        confidence = np.asarray(guess.scores, np.float64).reshape(-1)
         outside = _covered(boxes, everything[ignored]) < 0.5
-        for i in np.argsort(-confidence, kind="stable"):
-            if outside[i]:
-                overlap = _iou(boxes[i], objects)
+        for row in np.argsort(-confidence, kind="stable"):
+            if outside[row]:
+                overlap = _iou(boxes[row], objects)
                 best = int(overlap.argmax()) if len(objects) else 0
                 hit = bool(len(objects) and overlap[best] >= threshold and not taken[best])
                 taken[best : best + 1] |= hit
                 hits.append(hit)
-                scores.append(confidence[i])
+                scores.append(confidence[row])
         count += len(objects)
     if not count:
-        raise ValueError("average precision needs at least one true box")
+        raise ValueError(_NO_BOX)
     right = np.asarray(hits, np.float64)[np.argsort(-np.asarray(scores), kind="stable")]
     precision = np.cumsum(right) / np.arange(1, len(right) + 1)
     highest = np.maximum.accumulate(precision[::-1])[::-1]
@@ -158,21 +160,32 @@ def _covered(boxes: np.ndarray, areas: np.ndarray) -> np.ndarray:
     return np.asarray(inside, np.float64)
 
 
+def _arrays(
+    i: int, image: Boxes, *, scored: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Boxes [n, 4] float64, labels [n], scores [n] float64 and crowd marks [n] bool of image i.
+    Raises ValueError."""
+    if scored and image.scores is None:
+        raise ValueError(f"predicted image {i} has no scores")
+    boxes = np.asarray(image.boxes, np.float64).reshape(-1, 4)
+    labels, scores, crowd = (
+        np.zeros(len(boxes)) if x is None else np.asarray(x).reshape(-1)
+        for x in (image.labels, image.scores, image.crowd)
+    )
+    if not len(boxes) == len(labels) == len(scores) == len(crowd):
+        raise ValueError(
+            f"image {i} has {len(boxes)} boxes, {len(labels)} labels, {len(scores)} scores and"
+            f" {len(crowd)} crowd marks"
+        )
+    boxes, scores = (checked.finite(x, f"numbers of image {i}") for x in (boxes, scores))
+    return boxes, labels, scores, crowd.astype(bool)
+
+
 def _entries(images: Sequence[Boxes], classes: int, *, scored: bool) -> list[dict]:
     """Converts boxes to COCO's annotations or, if `scored`, results."""
     entries: list[dict] = []
     for i, image in enumerate(images):
-        boxes = np.asarray(image.boxes, np.float64).reshape(-1, 4)
-        labels = np.asarray(image.labels).reshape(-1)
-        scores = np.zeros(len(boxes)) if image.scores is None else np.asarray(image.scores)
-        crowd = np.zeros(len(boxes)) if image.crowd is None else np.asarray(image.crowd)
-        if scored and image.scores is None:
-            raise ValueError(f"predicted image {i} has no scores")
-        if not len(boxes) == len(labels) == len(scores) == len(crowd):
-            raise ValueError(
-                f"image {i} has {len(boxes)} boxes, {len(labels)} labels, {len(scores)} scores and"
-                f" {len(crowd)} crowd marks"
-            )
+        boxes, labels, scores, crowd = _arrays(i, image, scored=scored)
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             raise ValueError(f"image {i} has labels outside of [0, {classes})")
         for (y, x, height, width), label, score, many in zip(boxes, labels, scores, crowd):

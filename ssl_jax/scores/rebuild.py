@@ -26,9 +26,10 @@ _SSIM_SIDE = 11  # side of SSIM's Gaussian window, in pixels
 def psnr(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
     """Peak signal-to-noise ratio in dB of each image, for pixels in [0, 1].
 
-    images, rebuilt: [B, H, W, 3]; returns [B] float64, at most 100.
+    images, rebuilt: [B, H, W, 3] float; returns [B] float64, at most 100. Raises ValueError for
+    integers.
     """
-    error = np.square(np.asarray(images, np.float64) - np.asarray(rebuilt, np.float64))
+    error = np.square(np.subtract(*_pixels(images, rebuilt)))
     return -10 * np.log10(np.maximum(error.mean(axis=(1, 2, 3)), _LEAST_ERROR))
 
 
@@ -38,24 +39,30 @@ def ssim(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
     Computed by scikit-image with the settings of Wang et al. 2004: Gaussian window of sigma 1.5
     (11 x 11), mean over pixels and channels.
 
-    images, rebuilt: [B, H, W, 3]; returns [B] float64. Raises InputError for images smaller than
-    the window.
+    images, rebuilt: [B, H, W, 3] float; returns [B] float64. Raises InputError for images smaller
+    than the window, and ValueError for integers.
     """
     from skimage import metrics  # takes half a second
 
-    images, rebuilt = np.asarray(images, np.float64), np.asarray(rebuilt, np.float64)
-    if min(images.shape[1:3]) < _SSIM_SIDE:
+    pair = _pixels(images, rebuilt)
+    height, width = pair[0].shape[1:3]
+    if min(height, width) < _SSIM_SIDE:
         raise InputError(
-            f"images of {images.shape[2]}x{images.shape[1]} pixels are smaller than SSIM's window"
-            f" of {_SSIM_SIDE}; raise data.size or crop"
+            f"images of {width}x{height} pixels are smaller than SSIM's window of {_SSIM_SIDE};"
+            " raise data.size or crop"
         )
     options = dict(gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0)
     return np.array(
-        [
-            metrics.structural_similarity(*p, channel_axis=-1, **options)
-            for p in zip(images, rebuilt)
-        ]
+        [metrics.structural_similarity(*p, channel_axis=-1, **options) for p in zip(*pair)]
     )
+
+
+def _pixels(*images: ArrayLike) -> list[np.ndarray]:
+    """Images in float64. Refuses integers, whose white is not 1."""
+    arrays = [np.asarray(image) for image in images]
+    if any(array.dtype.kind in "biu" for array in arrays):
+        raise ValueError("images are floats in [0, 1], got integers; divide 8-bit ones by 255")
+    return [array.astype(np.float64) for array in arrays]
 
 
 @functools.cache
@@ -68,7 +75,7 @@ def lpips(network: str) -> Callable:
     compare = jax.jit(evaluator.lpips.apply)
 
     def apply(images, rebuilt):
-        pair = (2 * jnp.asarray(x, jnp.float32) - 1 for x in (images, rebuilt))
+        pair = (2 * jnp.asarray(x, jnp.float32) - 1 for x in _pixels(images, rebuilt))
         return np.asarray(compare(evaluator.params, *pair), np.float64).reshape(-1)
 
     return apply

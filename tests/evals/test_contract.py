@@ -228,6 +228,13 @@ def test_masks_of_one_class_are_refused_where_sets_are_opened(tmp_path):
         evals.sources(c)
     c.evals.dense.data.class_map = ((0, 0), (255, 1))
     assert len(evals.sources(c)["dense"][0]) == 2
+    # Test masks without any class.
+    c.evals.dense.data.class_map = ()
+    for part, i in itertools.product(("train", "val"), range(2)):
+        values = [[0, 1]] if part == "train" else [[255, 255]]
+        save(tmp_path / "masks" / part / f"{i}.png", np.uint8(values).repeat(8, 1).repeat(16, 0))
+    with pytest.raises(InputError, match="no class"):
+        evals.sources(c)
 
 
 @pytest.mark.parametrize("type", [t for t in evals.TYPES if evals.TYPES[t].one_size])

@@ -27,8 +27,8 @@ def _part(count):
 _TRAIN, _TEST = _part(9), _part(4)
 
 
-def _run(train=_TRAIN, **changes):
-    return evals.TYPES["dense"].run(fakes.case("dense", train, _TEST, k=15, **changes))
+def _run(train=_TRAIN, test=_TEST, **changes):
+    return evals.TYPES["dense"].run(fakes.case("dense", train, test, k=15, **changes))
 
 
 def _segmented(rows):
@@ -56,6 +56,10 @@ def test_labels_that_say_nothing_are_refused():
     rare[0, 0, 0] = 1  # no patch is mostly of it
     with pytest.raises(InputError, match="class 0"):
         _run(_TRAIN._replace(masks=rare))
+    for masks in (np.full_like(_TEST.masks, 255), np.where(rare[:4] == 1, rare[:4], 255)):
+        with pytest.raises(InputError, match="dense"):
+            _run(test=_TEST._replace(masks=masks))
+    _run(test=_TEST._replace(masks=np.zeros_like(_TEST.masks)))  # one is enough to be scored
 
 
 def test_images_of_different_sizes_have_figures():

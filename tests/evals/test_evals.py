@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -241,3 +242,5 @@ def test_the_best_is_so_by_more_than_the_standard_error():
         ([31.2], 0, None),
     ):
         assert table.best(scores, images)[0] == highest
+    # 1 of 4 images, and two more of each: 3 of 8 (Agresti and Coull)
+    assert table.standard_error(25, 4) == pytest.approx(100 * math.sqrt(3 / 8 * 5 / 8 / 8))

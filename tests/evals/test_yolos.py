@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ssl_jax import evals, trees
 from ssl_jax.config import InputError, settings_of
-from ssl_jax.evals import case
+from ssl_jax.evals import case, yolos
 from ssl_jax.evals.yolos import detector as detectors
 from ssl_jax.evals.yolos import prediction, training
 from ssl_jax.evals.yolos.settings import Settings
@@ -182,6 +182,15 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder, monkeypatch):
     predicted, true, _ = prediction.predict(detector, records, config)
     assert sum(one.crowd.sum() for one in true) == 1
     assert detection.average_precision(predicted, true, classes=2)["ap"] == 100
+
+
+def test_images_with_crowds_alone_are_nothing_to_score(monkeypatch):
+    box = detection.Boxes(np.ones((1, 4)), np.zeros(1, int), np.ones(1))
+    results = [box], [box._replace(scores=None, crowd=np.array([True]))], [0]
+    monkeypatch.setattr(yolos, "train", lambda *_: None)
+    monkeypatch.setattr(yolos, "predict", lambda *_: results)
+    with pytest.raises(InputError, match="box"):
+        yolos.score(fakes.case("yolos", None, None, Squares(1)), chosen())
 
 
 def test_what_cannot_work_is_refused(encoder, monkeypatch):

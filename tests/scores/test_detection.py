@@ -122,9 +122,19 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         ([image(SQUARES, [0, 1], [1, 1])], one),  # a class that there is not
         ([image(SQUARES, [0], [1, 1])], one),  # a label too few
         (scored, [image([])]),  # nothing to find
+        (scored, [image(SQUARES, crowd=[True, True])]),
+        ([image(SQUARES, scores=[1, np.nan])], one),
+        ([image(np.array(SQUARES) * np.nan, scores=[1, 1])], one),
     ):
         with pytest.raises(ValueError):
             average_precision(predicted, true, classes=1)
+    for predicted in (
+        image(SQUARES),
+        image(SQUARES, scores=[1]),
+        image(SQUARES, scores=[1, np.nan]),
+    ):
+        with pytest.raises(ValueError):
+            agnostic_precision([predicted], one)
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(InputError, match=r"\.\[eval\]"):
         average_precision(scored, one, classes=1)

@@ -120,6 +120,11 @@ def test_measures_are_means_over_the_images_that_count(monkeypatch):
     expected = frechet.distance(*moments[0], *moments[1])
     assert found["rfid_inception2048"] == pytest.approx(expected, abs=1e-7)
     assert rebuild.measure(batches).keys() == {"psnr", "ssim"}
+    whole = (255 * images).astype(np.uint8)
+    for score in (rebuild.psnr, rebuild.ssim):
+        for pair in ((whole, images), (images, whole)):
+            with pytest.raises(ValueError, match="integers"):
+                score(*pair)
 
 
 def test_a_missing_package_is_refused_before_a_run(monkeypatch):
