@@ -1,5 +1,7 @@
 """The linear probe as an evaluation: its scores, its random crops, the papers' settings."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -56,3 +58,14 @@ def test_random_crops_come_with_their_images():
     for crops, rows in found:
         assert crops.shape == (7, 8, 8, 3) and 0 <= crops.min() and crops.max() <= 1
         np.testing.assert_array_equal(crops.mean((1, 2)).argmax(1), labels[10 + rows])
+
+
+def test_a_diverged_classifier_is_named(capsys):
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % 2
+    part = SimpleNamespace(
+        image=rng.normal(size=(24, 4)).astype(np.float32), labels=labels, index=None
+    )
+    how = dict(lrs=(1e38, 1e-2), epochs=2, batch=8, optimizer="sgd")
+    scores = evals.TYPES["linear"].run(fakes.case("linear", part, part, **how))
+    assert scores["linear_lr"] == 1e-2 and "1 of 2 classifiers" in capsys.readouterr().out
