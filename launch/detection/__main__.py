@@ -29,6 +29,7 @@ from matplotlib.patches import Rectangle
 from experiments import runs, tables
 from experiments.store import FOLDER, Records
 from experiments.tables import ROOT
+from launch.detection.agnostic import agnostic_precision
 from launch.detection.protocols import PROTOCOLS, protocol
 from ssl_jax import extras
 from ssl_jax.config import InputError
@@ -222,7 +223,7 @@ def measure(model, data: Images, p, device: str) -> dict[str, float]:
     if p.score == "uavdt":
         true = [_true(data.coco.imgToAnns[i]) for i in data.ids]
         kinds = {"ap50": 0.5, "ap70": 0.7}
-        return {name: scores.agnostic_precision(found, true, iou) for name, iou in kinds.items()}
+        return {name: agnostic_precision(found, true, iou) for name, iou in kinds.items()}
     result: dict[str, float] = {}
     for kind, prefix in (("bbox", ""), ("segm", "mask_"))[: 1 + data.masks]:
         values = [0.0] * len(scores.SCORES)

@@ -1,4 +1,4 @@
-"""Average precision of boxes as defined by COCO and UAVDT. Small, medium and large objects are told
+"""Average precision of boxes as defined by COCO. Small, medium and large objects are told
 apart by the area of their box; COCO's own files have that of the segment.
 """
 
@@ -15,7 +15,7 @@ from ssl_jax.scores import checked
 # The summary of COCO's evaluator, in its order.
 SCORES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 _MOST = 100  # predictions per image that count
-_NO_BOX = "average precision needs at least one true box that is not a crowd"
+NO_BOX = "average precision needs at least one true box that is not a crowd"
 
 
 class Boxes(NamedTuple):
@@ -70,7 +70,7 @@ def average_precision(
         raise ValueError(f"{len(predicted)} predicted images and {len(true)} true ones")
     annotations = _entries(true, classes, scored=False)
     if all(entry["iscrowd"] for entry in annotations):
-        raise ValueError(_NO_BOX)
+        raise ValueError(NO_BOX)
     # Ids start at 1, because the evaluator reads 0 as no match.
     truth = COCO(
         {
@@ -92,75 +92,7 @@ def average_precision(
     }
 
 
-def agnostic_precision(
-    predicted: Sequence[Boxes], true: Sequence[Boxes], threshold: float = 0.7
-) -> float:
-    """VOC's average precision in percent, without classes and outside of ignored areas.
-
-    Predictions with at least half of their area in `crowd` boxes are left out. The others are
-    matched in order of falling score, each to the true box of the largest IoU. A prediction is
-    wrong if this IoU is below `threshold` or the box is already matched. The precision at a recall
-    is the highest at that recall or above.
-
-    This is UAVDT's metric with a threshold of 0.7 (Du et al. 2018), used in FLSL's table 3 (section
-    5.2).
-
-    Args:
-      predicted, true: one entry per image; labels are not used. threshold: of the IoU, in (0, 1].
-
-    Raises:
-      ValueError: lengths do not fit, a number is not finite, or there is no true box outside of
-        ignored areas.
-    """
-    if len(predicted) != len(true):
-        raise ValueError(f"{len(predicted)} predicted images and {len(true)} true ones")
-    hits: list[bool] = []
-    scores: list[float] = []
-    count = 0
-    for i, (guess, truth) in enumerate(zip(predicted, true)):
-        everything, _, _, ignored = _arrays(i, truth, scored=False)
-        boxes, _, confidence, _ = _arrays(i, guess, scored=True)
-        objects, taken = everything[~ignored], np.zeros(len(everything), bool)
-        outside = _covered(boxes, everything[ignored]) < 0.5
-        for row in np.argsort(-confidence, kind="stable"):
-            if outside[row]:
-                overlap = _iou(boxes[row], objects)
-                best = int(overlap.argmax()) if len(objects) else 0
-                hit = bool(len(objects) and overlap[best] >= threshold and not taken[best])
-                taken[best : best + 1] |= hit
-                hits.append(hit)
-                scores.append(confidence[row])
-        count += len(objects)
-    if not count:
-        raise ValueError(_NO_BOX)
-    right = np.asarray(hits, np.float64)[np.argsort(-np.asarray(scores), kind="stable")]
-    precision = np.cumsum(right) / np.arange(1, len(right) + 1)
-    highest = np.maximum.accumulate(precision[::-1])[::-1]
-    return 100 * float((highest * right).sum()) / count
-
-
-def _iou(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """IoU [n] of a box [4] with others [n, 4], all (y, x, height, width)."""
-    first = np.maximum(box[:2], others[:, :2])
-    last = np.minimum(box[:2] + box[2:], others[:, :2] + others[:, 2:])
-    common = np.maximum(last - first, 0).prod(axis=1)
-    return common / (box[2:].prod() + others[:, 2:].prod(axis=1) - common)
-
-
-def _covered(boxes: np.ndarray, areas: np.ndarray) -> np.ndarray:
-    """Share [n] of the pixels of each box [n, 4] that lie in one of the areas [m, 4]."""
-    rows = [np.rint(x).astype(int) for x in (boxes, areas)]
-    height, width = np.max([(x[:, :2] + x[:, 2:]).max(axis=0, initial=1) for x in rows], axis=0)
-    mask = np.zeros((height, width), bool)
-    for y, x, h, w in rows[1]:
-        mask[max(y, 0) : y + h, max(x, 0) : x + w] = True
-    inside = [
-        mask[max(y, 0) : y + h, max(x, 0) : x + w].sum() / max(h * w, 1) for y, x, h, w in rows[0]
-    ]
-    return np.asarray(inside, np.float64)
-
-
-def _arrays(
+def arrays(
     i: int, image: Boxes, *, scored: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Boxes [n, 4] float64, labels [n], scores [n] float64 and crowd marks [n] bool of image i.
@@ -185,7 +117,7 @@ def _entries(images: Sequence[Boxes], classes: int, *, scored: bool) -> list[dic
     """Converts boxes to COCO's annotations or, if `scored`, results."""
     entries: list[dict] = []
     for i, image in enumerate(images):
-        boxes, labels, scores, crowd = _arrays(i, image, scored=scored)
+        boxes, labels, scores, crowd = arrays(i, image, scored=scored)
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             raise ValueError(f"image {i} has labels outside of [0, {classes})")
         for (y, x, height, width), label, score, many in zip(boxes, labels, scores, crowd):
