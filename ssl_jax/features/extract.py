@@ -290,7 +290,6 @@ def _entry(network, source, cache, indices, choice, shared):
     if not files:  # nobody would notice other images or labels
         return None
     key = {
-        "program": ssl_jax.__version__,
         "network": network.digest,
         "source": repr(source),
         "classes": list(source.class_names or ()),
@@ -298,7 +297,8 @@ def _entry(network, source, cache, indices, choice, shared):
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
     }
-    text = json.dumps(key, sort_keys=True)
+    # Another version of the package may compute other features.
+    text = json.dumps(key | {"program": ssl_jax.__version__}, sort_keys=True)
     return store.Entry(local(cache) / hashlib.sha256(text.encode()).hexdigest()[:20], key)
 
 
