@@ -1,6 +1,7 @@
 """Base classes of all sources; `source` describes the protocol."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -224,6 +225,10 @@ class _Adopted(Wrapper):
 
     def __str__(self) -> str:
         return str(self._source)
+
+    def __repr__(self) -> str:
+        # Python's own text has an address, which is another one in each process and run.
+        return re.sub(r" at 0x[0-9a-f]+", "", super().__repr__())
 
 
 def adopt(source: Any, title: str = "", channels: int | None = None) -> Source:

@@ -204,6 +204,17 @@ class Minimal:
         return {"image": self.images[i], "label": i % 2}
 
 
+def test_an_object_of_the_users_resumes_as_another_one(network, tmp_path, monkeypatch):
+    """Python's own repr has an address."""
+    images = np.zeros((3, 8, 8, 3), np.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding.Plan, "whole", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ssl_jax.embed(network, Minimal(images), tmp_path / "x.npz")
+    assert list(tmp_path.iterdir()) == [tmp_path / "x.npz.parts"]
+    ssl_jax.embed(network, Minimal(images), tmp_path / "x.npz")
+
+
 def test_objects_and_lists(network):
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
     expected = ssl_jax.embed(network, images)
