@@ -194,7 +194,7 @@ def draw(records, path: Path) -> Path:
     network and raw pixels dashed."""
     records = list(records)
     sets = list(dict.fromkeys(record["set"] for record in records))
-    figure = Figure(figsize=(6 * len(sets), 4), layout="constrained")
+    figure = Figure(figsize=(7 * len(sets), 4), layout="constrained")
     for axes, images in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
         mine = [record for record in records if record["set"] == images]
         for record in mine:
@@ -205,7 +205,7 @@ def draw(records, path: Path) -> Path:
             level, name = mine[0][row]["knn"], runs.ROWS[row]
             axes.axhline(level, color="gray", linestyle=style, linewidth=1, label=name)
         axes.set(title=images, xlabel="minutes of training", ylabel="k-NN, %")
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=120)
     return path
 
