@@ -38,7 +38,7 @@ def warmup_cosine(
       step: t >= 0, scalar or array.
       base: value after the warm-up; any unit, as are the next two.
       end: value at T.
-      total: T > 0 steps.
+      total: T >= 0 steps; 0 = `end` from t = 0 on.
       warmup: W <= T steps, 0 = none.
       start: value at t = 0, if there is a warm-up.
 
@@ -46,8 +46,8 @@ def warmup_cosine(
       float32 of the shape of `step`.
 
     Raises:
-      TypeError, ValueError: arguments that are no numbers, a T that is not above 0, a W outside [0,
-        T] (where they are known).
+      TypeError, ValueError: arguments that are no numbers, a T below 0, a W outside [0, T] (where
+        they are known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,7 +59,7 @@ def warmup_cosine(
     t = jnp.asarray(step, jnp.float32)
     base, end, total, warmup, start = map(_number, (base, end, total, warmup, start))
     if is_concrete(total):
-        require(bool(total > 0), "total", total, "above 0")
+        require(bool(total >= 0), "total", total, "0 or more")
         fits = not is_concrete(warmup) or bool(0 <= warmup <= total)
         require(fits, "warmup", warmup, f"between 0 and total = {total}")
     # (1 + cos(pi x)) / 2 = sin^2(pi (1 - x) / 2), which does not cancel near the end.

@@ -637,7 +637,7 @@ REFUSED = {
     "volume_regularizer": dict(
         mean_probs=[ones(), ones(0)], prior=[ones(2) / 2, np.array([0.5, 0.5, 0.0, 0, 0]), ones(5)]
     ),
-    "warmup_cosine": dict(total=[0, -3, NAN], warmup=[19, -1]),
+    "warmup_cosine": dict(total=[-3, NAN], warmup=[19, -1]),
 }
 # Several arguments that do not fit; the error names the first
 MISFITS = [
