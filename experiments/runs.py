@@ -5,6 +5,7 @@ import argparse
 import contextlib
 import csv
 import importlib
+import itertools
 import json
 import os
 import queue
@@ -132,9 +133,11 @@ class Run(NamedTuple):
         """Raises InputError if the folder holds a run of another config or with other arguments."""
         file = self.folder / "environment.json"
         command = json.loads(file.read_text()).get("command") if file.exists() else None
-        if command is None:
-            return
-        there = {word for word in command if word.startswith(("--config.", "--config="))}
+        pairs = itertools.pairwise([*(command or ()), ""])
+        words = [f"{a}={b}" if a == "--config" else a for a, b in pairs]
+        if not any(word.startswith("--config=") for word in words):
+            return  # continued by hand, without a config
+        there = {word for word in words if word.startswith(("--config.", "--config="))}
         mine = {f"--config={self.config}", *self.arguments}
         differing = sorted(word for word in there ^ mine if not word.startswith(_FREE))
         if differing:

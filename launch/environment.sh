@@ -88,8 +88,12 @@ up_to_date() {
     [ "$(cat "$STAMP")" = "$(fingerprint "${PYTHON:-$VENV/bin/python}" 2>/dev/null)" ]
 }
 
-# ours: is .venv made by these scripts, or not there?
-ours() { [ -f "$OURS" ] || { [ ! -e "$VENV" ] && [ ! -L "$VENV" ]; }; }
+# ours: is .venv made by these scripts, or not there? Their earlier versions left no mark, but Python
+# notes the command, and theirs was with --clear.
+ours() {
+  [ -f "$OURS" ] || { [ ! -e "$VENV" ] && [ ! -L "$VENV" ]; } ||
+    { [ -f "$STAMP" ] && grep -q "^command = .* --clear .*/\.venv$" "$VENV/pyvenv.cfg" 2>/dev/null; }
+}
 
 prepare_environment() {
   local python
@@ -97,6 +101,11 @@ prepare_environment() {
   python="$(find_python)"
   if ! ours && ! supported "$VENV/bin/python"; then
     say "$VENV was not created by this script and has no Python of at least 3.11; move it away"
+    return 1
+  fi
+  if ! ours && [ -n "${PYTHON:-}" ] &&
+    [ "$(fingerprint "$python")" != "$(fingerprint "$VENV/bin/python")" ]; then
+    say "$VENV was not created by this script and has another Python than PYTHON=$PYTHON; move it away"
     return 1
   fi
   say "installing the packages of requirements.lock into .venv (takes a few minutes once)"

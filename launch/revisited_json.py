@@ -1,7 +1,7 @@
 """Makes JSON of the ground truth of the revisited Oxford and Paris benchmark, for the key
 `ground_truth` of the evaluation `retrieval`.
 
-    python launch/revisited_json.py gnd_roxford5k.pkl  # writes gnd_roxford5k.json beside it
+    python -m launch.revisited_json gnd_roxford5k.pkl  # writes gnd_roxford5k.json beside it
 
 A pickle can name any function of any module, which runs when it is read. This script reads
 builtins and NumPy arrays alone and refuses a file that names anything else; the package itself
@@ -12,14 +12,10 @@ import argparse
 import io
 import json
 import pickle
-import sys
 from pathlib import Path
 
-try:
-    from ssl_jax.config import InputError, reason, refusal
-    from ssl_jax.runtime import writing
-except ModuleNotFoundError as error:
-    sys.exit(f"{error.name} is not installed; run pip install -e '.[train]' in the source tree")
+from ssl_jax.config import InputError, reason, refusal
+from ssl_jax.runtime import writing
 
 _ADMITTED = {
     ("_codecs", "encode"),

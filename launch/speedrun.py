@@ -26,7 +26,7 @@ from configs import compare
 from experiments import evaluate, runs, store, tables, zoo
 from experiments.tables import ROOT
 from ssl_jax import trees
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 
 BUDGETS = {"cpu": "60 min on 2 cores", "gpu": "10 min on a GPU"}
 # {set: the names under which TFDS may have prepared it}
@@ -51,7 +51,8 @@ def main(argv=None) -> int:
     parser.add_argument("--workdir", default=place, type=Path, help="where the runs go")
     parser.add_argument("--write", action="store_true", help="add the rows to docs/speedrun.md")
     args, passed_on = parser.parse_known_args(argv)
-    args.data = args.data and str(Path(args.data).absolute())  # the runs start in the checkout
+    if args.data and "://" not in args.data:
+        args.data = str(local(args.data).absolute())  # the runs start in the checkout
     there = [images for images in SETS if prepared(args.data, images)]
     if args.data and not (there or args.sets):
         names = ", ".join(name for known in SETS.values() for name in known)
@@ -61,7 +62,7 @@ def main(argv=None) -> int:
     known = dict(methods=(methods, compare.METHODS), sets=(sets, (*SETS, PHOTOS)))
     runs.refuse_unknown(parser, passed_on, **known)
     records, failed = {}, []
-    each = itertools.product(sets, methods, args.seeds.split(","))
+    each = dict.fromkeys(itertools.product(sets, methods, args.seeds.split(",")))
     wanted = [run_of(args, method, images, seed, passed_on) for images, method, seed in each]
     runs.check(wanted)
     for run in wanted:

@@ -65,7 +65,7 @@ def main(argv=None) -> int:
             args.workdir / (",".join(change).replace("/", "_") or "unchanged"),
             (*(f"--config.{part}" for part in change), *passed_on),
         )
-        for change in changes
+        for change in dict.fromkeys(map(tuple, changes))
     ]
     if args.slurm is not None:
         runs.check(wanted)

@@ -46,9 +46,9 @@ def contents(folder) -> dict:
 def refused(capfd):
     """Runs a command that must be refused with one line, which it returns."""
 
-    def refused(*words) -> str:
+    def refused(*words, code=cli.EXIT_INPUT) -> str:
         capfd.readouterr()
-        assert run(*words) == cli.EXIT_INPUT
+        assert run(*words) == code
         out, err = capfd.readouterr()
         assert err.startswith("ssl-jax: ") and err.endswith("\n") and err.count("\n") == 1, err
         assert "step" not in out
@@ -522,7 +522,7 @@ def test_only_an_unexpected_error_keeps_its_traceback(refused, monkeypatch):
     for error in errors[:3]:
         with pytest.raises(type(error)):
             run("show")
-    assert "gone" in refused("show") and "a disk" in refused("show")
+    assert "gone" in refused("show") and "a disk" in refused("show", code=1)
     assert "cuda" in refused("show") and "optim.chunks" in refused("show")
 
 

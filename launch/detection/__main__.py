@@ -114,9 +114,15 @@ def _digest(file: Path) -> str:
 
 
 def _check_same(file: Path, stored: dict, made_with: dict) -> None:
-    """Raises InputError if what a file holds was made with another network, data or settings."""
-    if other := [key for key, value in made_with.items() if stored.get(key) != value]:
-        raise InputError(f"{file} was made with another {', '.join(other)}; give another --workdir")
+    """Raises InputError if what a file holds was made with another network, data or settings, or
+    does not say with which."""
+    other = [
+        f"{'another' if key in stored else 'an unknown'} {key}"
+        for key, value in made_with.items()
+        if stored.get(key) != value
+    ]
+    if other:
+        raise InputError(f"{file} was made with {', '.join(other)}; give another --workdir")
 
 
 def fit(model, data: Images, made_with: dict, args) -> dict:

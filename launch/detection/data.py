@@ -57,14 +57,13 @@ def _write(file: Path, content: dict) -> None:
 
 def claim(file: Path, origin: str) -> None:
     """Notes beside a COCO file of what it and the images in the folder of its name are made.
-    Raises InputError if something else is there."""
+    Raises InputError if something else is there, or nobody knows what."""
     mark, folder = (file.with_name(f"{file.stem}{end}") for end in (".source.txt", ""))
-    before = mark.read_text(encoding="utf-8") if mark.exists() else "something else"
+    before = mark.read_text(encoding="utf-8") if mark.exists() else ""
     there = mark.exists() or file.exists() or (folder.is_dir() and any(folder.iterdir()))
     if there and before != origin:
-        raise InputError(
-            f"{file.parent} holds {file.stem} of {before}, not {origin}; give another OUT"
-        )
+        of = f"of {before}" if before else f"without a {mark.name} that says of which set"
+        raise InputError(f"{file.parent} holds {file.stem} {of}, not {origin}; give another OUT")
     writing.replace({mark: origin.encode()})
 
 

@@ -11,7 +11,7 @@ import sys
 import ssl_jax
 from ssl_jax.cli import arguments, commands, completion, platforms
 from ssl_jax.cli.commands import COMMANDS
-from ssl_jax.config import InputError, refusal, unknown
+from ssl_jax.config import InputError, exit_code, refusal, unknown
 from ssl_jax.runtime import output, stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
@@ -55,16 +55,16 @@ def main(argv: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         if not (line := refusal(error)):
             raise
-        return _refused(line)
+        return _refused(line, exit_code(error))
     except RuntimeError as error:
         if not (why := platforms.refusal(error)):
             raise
         return _refused(why)
 
 
-def _refused(text: str) -> int:
+def _refused(text: str, code: int = EXIT_INPUT) -> int:
     print(f"ssl-jax: {' '.join(text.split())}", file=sys.stderr)
-    return EXIT_INPUT
+    return code
 
 
 def _command(words: list[str]) -> str:

@@ -10,6 +10,10 @@ class InputError(ValueError):
     remedy."""
 
 
+class Unavailable(InputError):
+    """A service or a computer does not answer. The same command may succeed later."""
+
+
 class MissingFile(InputError):
     """A file that the user must download is missing. The config may be correct, so it can be shown
     but not trained.
@@ -18,7 +22,8 @@ class MissingFile(InputError):
 
 _LONGEST = 4000  # characters of a message, which may quote files of others
 # Errors of a disk, which name no file if they come from a write to an open one.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EROFS)
+_PASSING = (errno.EIO, errno.ESTALE)  # a shared disk may answer again
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, *_PASSING)
 
 
 def refusal(error: BaseException) -> str:
@@ -30,6 +35,13 @@ def refusal(error: BaseException) -> str:
     text = " ".join(str(error).split())[:_LONGEST]
     # Quoted names may contain control sequences of a terminal.
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) if fault else ""
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a process that an error of `refusal` ends: 1 if the same command may succeed
+    later, so that a scheduler should start it again, otherwise 2."""
+    passing = isinstance(error, OSError) and error.errno in _PASSING
+    return 1 if passing or isinstance(error, Unavailable) else 2
 
 
 def reason(error: BaseException) -> str:

@@ -152,13 +152,26 @@ _USABLE: dict[str, Callable[[Any], bool]] = {
 }
 
 
-class _Adopted(Wrapper):
-    """An object of somebody else's, in which all but its length and its records may be missing."""
+class Adopted(Wrapper):
+    """An object of somebody else's, in which all but its length and its records may be missing, see
+    `adopt`.
+
+    strict: whether a label that is no class is an error. Otherwise it is left to those who use
+    labels, or left out if it is no whole number.
+    """
 
     _source: Any
 
-    def __init__(self, source: Any, title: str, channels: int | None):
-        self._source, self._title = source, title
+    def __init__(
+        self, source: Any, title: str, channels: int | None = None, *, strict: bool = False
+    ):
+        """Raises InputError for an object without len() or records by index."""
+        if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+            raise InputError(
+                f"records must be an object with len() and records by index, but {title} is not"
+            )
+        self._source, self._title, self._strict = source, title, strict
+        self._channels = channels or getattr(source, "channels", None)
         for fact in FACTS:
             value = getattr(source, fact, None)
             usable = value is not None and _USABLE.get(fact, lambda value: True)(value)
@@ -181,14 +194,20 @@ class _Adopted(Wrapper):
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
         try:
-            record = foreign.record(self._source[i], self.channels)
+            record = foreign.record(self._source[i], self._channels)
         except (Unreadable, InputError):
             raise
         # Whatever their reader raises for a file that is broken or gone.
         except Exception as error:
             raise Unreadable(self.name(i), foreign.described(error)) from error
         if "label" in record:
-            label = foreign.label(record.pop("label"), self.num_classes, self.name(i))
+            given, classes = record.pop("label"), self.num_classes
+            label = foreign.label(given, classes is not None)
+            if self._strict and classes is not None and (label is None or label >= classes):
+                raise InputError(
+                    f"{self.name(i)} has the label {given!r}; it must be a whole number from 0 to"
+                    f" {classes - 1}, or None"
+                )
             record |= {} if label is None else {"label": label}
         return record
 
@@ -221,7 +240,9 @@ class _Adopted(Wrapper):
     def unresized(self) -> Source:
         """See `Source.unresized`."""
         inner = getattr(self._source, "unresized", self._source)
-        return self if inner is self._source else adopt(inner, self._title, self.channels)
+        if inner is self._source:
+            return self
+        return Adopted(inner, self._title, self._channels, strict=self._strict)
 
     def __str__(self) -> str:
         return str(self._source)
@@ -231,11 +252,11 @@ class _Adopted(Wrapper):
         return re.sub(r" at 0x[0-9a-f]+", "", super().__repr__())
 
 
-def adopt(source: Any, title: str = "", channels: int | None = None) -> Source:
+def adopt(source: Any, title: str = "") -> Source:
     """A source with every attribute of the protocol, see `data.source`.
 
     A record of another object is a dict as there, a pair (image, label) as in torchvision's data
-    sets, or an image: a PIL image, or an array uint8 or float32 [H, W, channels], or [H, W] of
+    sets, or an image: a PIL image, or an array uint8 or float [H, W, channels], or [H, W] of
     gray. One that cannot be read or is something else is `Unreadable`. Missing attributes get the
     defaults of `Source`; those of torchvision are used: `classes` are class names, {name: number}
     or their count, and `targets` all labels. None or a negative number means that an image has no
@@ -245,18 +266,12 @@ def adopt(source: Any, title: str = "", channels: int | None = None) -> Source:
       source: a `Source`, which is returned unchanged, or any object with a length and records by
         index.
       title: names records without a name, "TITLE/3"; by default the name of the type.
-      channels: of an image; None: as the object says, 3 by default.
 
     Raises InputError for an object without len() or records by index.
     """
     if isinstance(source, Source):
         return source
-    title = title or type(source).__name__
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise InputError(
-            f"records must be an object with len() and records by index, but {title} is not"
-        )
-    return _Adopted(source, title, channels)
+    return Adopted(source, title or type(source).__name__)
 
 
 def why_unreadable(source: Source, i: int) -> str:

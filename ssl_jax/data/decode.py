@@ -101,7 +101,7 @@ def decode_mask(
     shape: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
     """An encoded label mask as class numbers: the stored samples of a gray image (of fewer bits
-    than 8 not scaled), the indices (not colours) of a palette image.
+    than 8 not scaled; of one bit, white is 1), the indices (not colours) of a palette image.
 
     A mask with its own EXIF orientation is rotated by that. All others refer to the stored pixels
     of their image and are rotated with it, unless their shape shows that they are already upright.

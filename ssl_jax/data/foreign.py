@@ -1,62 +1,73 @@
 """Records of an object that is not of this package, such as a data set of torchvision."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
 from ssl_jax.data import decode
 
 
-def record(value: Any, channels: int) -> dict[str, Any]:
+def record(value: Any, channels: int | None) -> dict[str, Any]:
     """A record as in `data.source`, whose label may still be anything.
 
     Args:
       value: a dict with "image", a pair (image, label), or an image: a PIL image, or an array uint8
-        or float32 [H, W, channels], or [H, W] for one and three channels.
+        or float [H, W, channels], or [H, W] for one and three channels.
+      channels: None: as many as an array has, three of PIL images and of [H, W].
+
     Raises:
       ValueError, TypeError, KeyError: another value.
     """
     if isinstance(value, Mapping):
         return {**value, "image": _pixels(value["image"], channels)}
-    if isinstance(value, tuple | list) and len(value) == 2:
-        return {"image": _pixels(value[0], channels), "label": value[1]}
+    if _is_pair(value):
+        image, label = value
+        return {"image": _pixels(image, channels), "label": label}
     return {"image": _pixels(value, channels)}
+
+
+def _is_pair(value):
+    if isinstance(value, np.ndarray):
+        return value.dtype == object
+    is_image = hasattr(value, "__array__") or hasattr(value, "convert")
+    if isinstance(value, tuple | list):
+        return len(value) == 2
+    return isinstance(value, Iterable) and not is_image
 
 
 def _pixels(image, channels):
     """An image of any kind as [H, W, C], uint8 or float32."""
-    is_pillow = hasattr(image, "convert") and channels == 3
+    is_pillow = hasattr(image, "convert") and channels in (3, None)
     if is_pillow:
         # Wide numbers of the range of bytes are clipped to bytes; others have their own range.
         wide = image.mode in ("I", "F") and 1 < image.getextrema()[1] <= 255
         image = image.convert("RGB") if wide else image
     pixels = decode.rgb(image) if is_pillow else np.asarray(image)
-    if pixels.ndim == 2 and channels in (1, 3):
-        pixels = np.repeat(pixels[..., None], channels, axis=2)
-    fits = pixels.ndim == 3 and pixels.shape[-1] == channels
+    if pixels.ndim == 2 and channels in (1, 3, None):
+        pixels = np.repeat(pixels[..., None], channels or 3, axis=2)
+    if pixels.dtype.kind == "f":
+        pixels = pixels.astype(np.float32, copy=False)
+    fits = pixels.ndim == 3 and pixels.shape[-1] == (channels or pixels.shape[-1])
     if not fits or pixels.dtype not in (np.uint8, np.float32):
         raise ValueError(
-            f"an image must be uint8 [H,W,{channels}], or float32 in [0, 1], not {pixels.dtype}"
-            f" {list(pixels.shape)}"
+            f"an image must be uint8 [H,W,{channels or 'C'}], or float in [0, 1], not"
+            f" {pixels.dtype} {list(pixels.shape)}"
         )
     return pixels
 
 
-def label(value: Any, classes: int | None, name: str) -> int | None:
-    """The label of the record of that name as int, -1 for none; None if the number of classes is
-    unknown and it is no number. Raises InputError for what is no number of a class."""
-    number = np.asarray(-1 if value is None and classes is not None else value)
+def label(value: Any, has_classes: bool) -> int | None:
+    """A label as int: -1 for a negative number, and for None in a set with classes; None for what
+    is no whole number."""
+    if value is None:
+        return -1 if has_classes else None
+    try:
+        number = np.asarray(value)
+    except (TypeError, ValueError):  # values of several shapes
+        return None
     whole = number.ndim == 0 and number.dtype.kind in "iufb" and float(number).is_integer()
-    if classes is None:
-        return int(number) if whole else None
-    if not whole or number >= classes:
-        raise InputError(
-            f"{name} has the label {value!r}; it must be a whole number from 0 to {classes - 1}, or"
-            " None"
-        )
-    return max(-1, int(number))
+    return max(-1, int(number)) if whole else None
 
 
 def unlabelled(targets: Any, count: int) -> Sequence[int]:

@@ -169,11 +169,11 @@ def _check_shards(paths):
         there[shard] = path
     count, numbers = next(iter(there))[0], {number for _, number in there}
     start = 1 if count in numbers else 0
-    if missing := count - len(numbers) if count else 0:
+    if (missing := count - len(numbers)) > 0:
         number = next(i for i in range(start, start + count) if i not in numbers)
         raise InputError(
             f"data.dir: {missing} of the {count} files of a split are missing beside {paths[0]},"
-            f" first number {number}; download them"
+            f" first number {number}; download them, or rename the others without -of-{count:05d}"
         )
 
 

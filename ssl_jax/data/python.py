@@ -13,7 +13,7 @@ PREFIX = "python:"
 
 class Called(base.Wrapper):
     """The records that a function returns: an object with a length and records by index, see
-    `base.adopt`.
+    `base.adopt`. A label that is no class is an error.
 
     The function is called with `dir` and `split` if it has these arguments; without `split` the set
     has one part, "train", which can be sliced. Without a number of classes, records have no label.
@@ -43,7 +43,7 @@ class Called(base.Wrapper):
             why = f"{kind} called with {given} raised {foreign.described(error)}"
             raise InputError(f"data.kind: {why}") from error
         try:
-            adopted = base.adopt(records, kind, channels)
+            adopted = base.Adopted(records, kind, channels, strict=True)
         except InputError as error:
             raise InputError(f"data.kind: {error}") from error
         if not len(adopted):

@@ -57,7 +57,8 @@ class Tars(Stored):
         """
         place, self._shards = section["dir"], _shards(section, split)
         shards, self._others = range(len(self._shards)), 0
-        samples = [sample for n in shards for sample in self._index(n, section["labels"])]
+        keys = section["labels"], section["images"]
+        samples = [sample for n in shards for sample in self._index(n, *keys)]
         there = sorted({extension for _, members, _ in samples for extension in members})
         images = [_first(members, section["images"], IMAGES) for _, members, _ in samples]
         if not any(images):
@@ -93,13 +94,14 @@ class Tars(Stored):
             f" {listed(there)}"
         )
 
-    def _index(self, number, key_of_label):
+    def _index(self, number, key_of_label, key_of_image):
         """[(key, {extension: _Member}, label)] of the samples of a shard, in its order. Counts in
         `_others` members that are neither files nor links to one."""
         path = self._shards[number]
         files: dict[str, _Member] = {}
         links: dict[str, str] = {}
         samples: dict[str, dict[str, str]] = {}  # {key: {extension: name of the member}}
+        twice: dict[str, str] = {}  # {key: an extension of two members}
         try:
             # mypy's stubs want an object that also writes.
             with (
@@ -126,12 +128,14 @@ class Tars(Stored):
                     key = listing.readable(posixpath.join(folder, stem))
                     names = samples.setdefault(key, {})
                     if extension.lower() in names:
-                        raise InputError(
-                            f"data.dir: {path} has the member {key}.{extension} twice; remove one"
-                        )
+                        twice[key] = extension
                     names[extension.lower()] = name
                 result = []
                 for key, names in samples.items():
+                    if key in twice and _first(names, key_of_image, IMAGES):
+                        raise InputError(
+                            f"data.dir: {path} has the member {key}.{twice[key]} twice; remove one"
+                        )
                     found = {end: _followed(name, files, links) for end, name in names.items()}
                     members = {end: member for end, member in found.items() if member is not None}
                     self._others += len(found) - len(members)

@@ -22,7 +22,7 @@ from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.features import formats, monitored, store
 from ssl_jax.features import tokens as kinds
-from ssl_jax.features.extract import check_finite, encode
+from ssl_jax.features.extract import check_finite, digest, encode
 from ssl_jax.features.network import on_all_devices
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.ops import devices
@@ -76,8 +76,9 @@ class Plan:
         """Computes the part of images start to stop.
 
         Of the n readable images it has "index" [n], "names" [n], "sizes" [n, 2] (stored height and
-        width), "labels" [n] (-1: none), and each kind of vector [n, ...]. Patches are
-        rows [sum of h * w, d] with "patches_shapes" [n, 2]. "skipped" names the unreadable images.
+        width), "labels" [n] (-1: none), "labelled" [1] (whether records have labels, if only -1),
+        and each kind of vector [n, ...]. Patches are rows [sum of h * w, d] with "patches_shapes"
+        [n, 2]. "skipped" names the unreadable images.
 
         folder: holds the files of the arrays, see `store.allocate`."""
         rows, skipped = encode(
@@ -99,6 +100,7 @@ class Plan:
         sizes = [stored.shape(int(i)) for i in index]
         part = rows | dict(
             labels=np.maximum(rows.get("labels", np.full(len(index), -1, np.int32)), -1),
+            labelled=np.array(["labels" in rows]),
             names=_text([self.names[int(i)] for i in index]),
             sizes=np.asarray(sizes, np.int32).reshape(-1, 2),
             skipped=_text([listing.readable(name) for name in skipped]),
@@ -130,7 +132,9 @@ class Plan:
     def _entry(self, folder: Path, start: int) -> store.Entry:
         """The stored part that begins with image `start`."""
         images = range(start, min(start + self.images_of_a_part(), len(self.source)))
-        files = self.source.fingerprint(np.asarray(images))
+        files = self.source.fingerprint(np.asarray(images)) or [
+            digest(self.source, i) for i in (images[0], images[len(images) // 2], images[-1])
+        ]
         return store.Entry(folder / _NAME.format(start), self.described | {"files": files})
 
     def remove(self, folder: Path) -> None:
@@ -145,11 +149,11 @@ class Plan:
         """Joins all parts, which are iterated several times. Raises InputError if no image can be
         read."""
         # Copies, because the files of a part stay open as long as one of its arrays.
-        facts = [[np.array(part[x]) for x in ("index", "labels", "skipped")] for part in parts]
+        facts = [[np.array(part[x]) for x in ("index", "labelled", "skipped")] for part in parts]
         index, labels, skipped = map(np.concatenate, zip(*facts))
         if not len(index):
             raise InputError(f"no readable image in {self.source}")
-        others, labelled = {"skipped": skipped}, bool((labels >= 0).any())
+        others, labelled = {"skipped": skipped}, bool(labels.any())
         if self.source.class_names and labelled:
             others["class_names"] = np.asarray(self.source.class_names, np.str_)
         about = dict(
@@ -230,7 +234,7 @@ def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored
 def _is_array(data):
     """Whether this is an array, or a list of images of one shape or of nothing."""
     if not isinstance(data, list | tuple):
-        return hasattr(data, "__array__")
+        return hasattr(data, "__array__") and not callable(getattr(data, "name", None))
     images = all(hasattr(x, "__array__") or hasattr(x, "__array_interface__") for x in data)
     return images and len({np.shape(x) for x in data}) <= 1
 

@@ -127,7 +127,7 @@ def extract(
             folder = stack.enter_context(entry.new())
         if entry and folder:
             index = rows["index"]
-            images = {i: _digest(source, i) for i in index[[0, len(index) // 2, -1]].tolist()}
+            images = {i: digest(source, i) for i in index[[0, len(index) // 2, -1]].tolist()}
             entry.finish(folder, rows, skipped=list(skipped), images=images)
     return _extracted(rows, skipped)
 
@@ -302,7 +302,7 @@ def _entry(network, source, cache, indices, choice, shared):
     return store.Entry(local(cache) / hashlib.sha256(text.encode()).hexdigest()[:20], key)
 
 
-def _digest(source: Any, i: int) -> str:
+def digest(source: Any, i: int) -> str:
     """Hash of the pixels of a record; "" if it cannot be read."""
     try:
         return hashlib.sha256(np.ascontiguousarray(source[i]["image"]).tobytes()).hexdigest()
@@ -313,8 +313,8 @@ def _digest(source: Any, i: int) -> str:
 def _check_images(entry: store.Entry, digests: Mapping[str, str], source: Any) -> None:
     """Raises InputError if the source's images have changed since the entry was stored. stored:
     {record: digest} of some images of the entry."""
-    for i, digest in digests.items():
-        if _digest(source, int(i)) != digest:
+    for i, before in digests.items():
+        if digest(source, int(i)) != before:
             raise InputError(
                 f"evals.cache: {entry.path} holds features of other images ({source.name(int(i))}"
                 ' has changed); choose another folder for evals.cache, or ""'

@@ -105,8 +105,9 @@ def _check(name: str, value, hint, axes: "Axes"):
             listed = " or ".join(f'"{choice}"' for choice in parts)
             require(value in parts, name, repr(value), listed)
         elif origin is tuple:
-            fits = isinstance(value, tuple | list) and len(value) == len(parts)
-            require(fits, name, repr(value), f"{len(parts)} numbers")
+            ordered = isinstance(value, tuple | list) or np.ndim(value) > 0
+            fits = ordered and len(value) == len(parts)
+            require(fits, name, repr(value), f"{len(parts)} values")
             return tuple(
                 _check(f"{name}[{i}]", value[i], parts[i], axes) for i in range(len(parts))
             )

@@ -1,7 +1,6 @@
 """Joins several processes into one run, checks that they agree, and gathers values from them."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -18,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError, refusal
+from ssl_jax.config import InputError, Unavailable, exit_code, refusal
 from ssl_jax.runtime import stop
 
 # Seconds after which a lost process ends the others; a busy machine must not exceed them.
@@ -41,6 +40,7 @@ def connect(
 
     Raises:
       InputError: only some arguments are given, or JAX detects no cluster.
+      Unavailable: the cluster does not say who takes part, or nobody answers.
     """
     given = [x is not None for x in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
@@ -70,7 +70,8 @@ def connect(
         stop.take_back()
     except RuntimeError as error:
         if "before any JAX" not in str(error):
-            raise
+            why = " ".join(str(error).split())
+            raise Unavailable(f"the processes cannot be connected: {why}") from error
         raise InputError(
             "JAX was used before the processes were connected; a module of --import and a config"
             " file must not compute with JAX when they are imported"
@@ -168,9 +169,7 @@ def together() -> Iterator[None]:
             print(f"ssl-jax: {where} failed", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        # A shared disk may answer again at the next start.
-        again = isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE)
-        os._exit(2 if line and not again else 1)
+        os._exit(exit_code(error) if line else 1)
     multihost_utils.sync_global_devices("end")
 
 

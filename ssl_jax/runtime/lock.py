@@ -29,9 +29,10 @@ class Lock:
     The lock of a killed process is taken over. On one machine, the process also holds an `flock`
     on the file, which ends with the process. Between machines, whose file systems may not share
     such locks, the process touches the file every few seconds (a heartbeat), and others take the
-    lock over after 90 seconds without one. Ages are differences of file times on the directory's
-    own disk, so the machines' clocks may differ. A process that was suspended for so long, and
-    finds that another one has taken its lock over, ends at once with exit code 1.
+    lock over after 90 seconds without one, or after up to 270 if the disk still shows an flock.
+    Ages are differences of file times on the directory's own disk, so the machines' clocks may
+    differ. A process that was suspended for so long, and finds that another one has taken its lock
+    over, ends at once with exit code 1.
 
     Args:
       say: called with a line when another process's lock is awaited or taken over.
@@ -89,22 +90,25 @@ class Lock:
         live = None
         if other.get("flock"):
             held = _is_held(self.path)
-            live = held if held or same_machine else None  # not all disks tell other machines
+            live = held if same_machine else None  # not all disks tell other machines
         elif same_machine and not _exists(other.get("process")):
             live = False
         if live:
             raise refused
-        if live is None and (remaining := self._dead - self._age(beat)) > 0:
-            self._say(
-                f"{who} locked this directory moments ago; this run starts in {remaining:.0f} s"
-                " unless that process shows a sign of life"
-            )
-            until = time.monotonic() + remaining
-            while time.monotonic() < until:
+        if live is None:
+            if (remaining := self._dead - self._age(beat)) > 0:
+                self._say(
+                    f"{who} locked this directory moments ago; this run starts in"
+                    f" {remaining:.0f} s unless that process shows a sign of life"
+                )
+            # A disk's server keeps the flock of a crashed machine for a while; if it stays, the
+            # process is suspended.
+            until = time.monotonic() + max(0.0, remaining)
+            while time.monotonic() < until or (other.get("flock") and _is_held(self.path)):
                 time.sleep(min(1.0, self._dead / 20))
                 if self._beat() is None:
                     return
-                if self._beat() != beat:
+                if self._beat() != beat or time.monotonic() > until + 2 * self._dead:
                     raise refused
         self.path.unlink(missing_ok=True)
         self._say(f"{who} is gone and left its run unfinished; taking the run over")

@@ -22,9 +22,10 @@ def finite(values: ArrayLike, what: str) -> np.ndarray:
 
 
 def classes(labels: ArrayLike, num_classes: int, what: str = "labels") -> np.ndarray:
-    """Labels as int32. Raises ValueError unless they are integers in [0, num_classes)."""
+    """Labels as int32. Raises ValueError unless they are whole numbers in [0, num_classes)."""
     array = np.asarray(labels)
-    whole = array.dtype.kind in "biu" or not array.size  # an empty list is an array of floats
+    is_float = array.dtype.kind == "f"
+    whole = array.dtype.kind in "biu" or (is_float and (array == np.rint(array)).all())
     if not whole or array.size and not 0 <= array.min() <= array.max() < num_classes:
         raise ValueError(f"{what} must be integers in [0, {num_classes})")
     return array.astype(np.int32)

@@ -34,12 +34,15 @@ def accuracies(logits: ArrayLike, labels: ArrayLike, ks: tuple[int, ...] = (1, T
       logits: [n, c], n > 0; labels: [n] int in [0, c).
 
     Raises:
-      ValueError: shapes do not fit, a label is out of range, or a logit is not finite.
+      ValueError: shapes do not fit, a label is out of range, or a logit is NaN or inf (-inf: a
+        class that cannot be).
     """
-    scores, labels = checked.finite(logits, "logits"), np.asarray(labels)
+    scores, labels = checked.real(logits), np.asarray(labels)
     if scores.ndim != 2 or not len(scores) or labels.shape != scores.shape[:1]:
         raise ValueError(f"logits {scores.shape} and labels {labels.shape} do not fit [n, c], [n]")
     labels = checked.classes(labels, scores.shape[1])
+    if not (scores < np.inf).all():
+        raise ValueError(f"logits {scores.shape} have values that are NaN or inf")
     of_label = scores[np.arange(len(labels)), labels][:, None]
     above, equal = (scores > of_label).sum(axis=1), (scores == of_label).sum(axis=1)
     return [float(np.clip((k - above) / equal, 0, 1).mean()) for k in ks]

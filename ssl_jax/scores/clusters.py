@@ -68,7 +68,7 @@ def modes(tokens: ArrayLike, labels: ArrayLike, sharpness: float = SHARPNESS) ->
     scores = [
         _mode_scores(*view, sharpness) for view in zip(np.asarray(tokens), np.asarray(labels))
     ]
-    every = np.concatenate(scores)
+    every = np.concatenate([*scores, np.zeros(0)])
     return float(np.mean(every)) if len(every) else float("nan")
 
 

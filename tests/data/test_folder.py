@@ -185,6 +185,14 @@ def test_masks_that_are_not_sure_are_passed_over(why, tmp_path):
             Folder(tmp_path, section=dict(masks="masks"))
 
 
+def test_masks_in_gif_are_refused_where_they_are_found(tmp_path):
+    write(
+        tmp_path, {f"images/{i}.png": i for i in range(3)}, {f"masks/{i}.gif": i for i in range(3)}
+    )
+    with pytest.raises(InputError, match="GIF .*PNG"):
+        Folder(tmp_path)
+
+
 def test_splits_keep_apart_what_has_the_same_name(tmp_path):
     images = {"images/train/1.png": 0, "images/val/1.png": 1}
     write(tmp_path, images, {"masks/train/1.png": 0, "masks/val/1.png": 1})

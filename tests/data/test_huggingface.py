@@ -57,6 +57,7 @@ def test_files_and_folders_of_splits(tmp_path):
         (["train-00000-of-00002-1a", "train-00001-of-00002-2b"], None),
         (["train-1-of-2", "train-2-of-2"], None),
         (["train-0", "train-5"], None),
+        (["train-0-of-1", "train-1-of-1"], None),  # by the number of the last one
     ],
 )
 def test_shards_that_are_missing_or_there_twice(names, named, tmp_path):

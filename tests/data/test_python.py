@@ -8,6 +8,7 @@ from PIL import Image
 from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.config import InputError
+from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.source import make_source
 from tests.data.records import IMAGES, MASKS
@@ -33,7 +34,7 @@ of_records, of_levels, of_floats, of_gray, of_wrong, of_nothing, of_none = (
     lambda: [(Image.fromarray(np.full((4, 4), 257 * 99, np.uint16)), 0)],
     lambda: [(Image.fromarray(np.full((4, 4), 0.5, np.float32)), 0)],
     lambda: [(IMAGES[0][..., 0], 0)],
-    lambda: [(IMAGES[0].astype(np.float64), 0)],
+    lambda: [(IMAGES[0].astype(np.int64), 0)],
     lambda: iter(()),
     lambda **anything: [],
 )
@@ -58,7 +59,7 @@ def test_records_and_what_they_say_of_themselves(monkeypatch):
     assert (made("of_levels")[0]["image"] == 99).all()  # of 16 bits
     monkeypatch.setitem(globals(), "of_wide", lambda: [(Image.new("I", (4, 4), 99), 0)])
     assert (made("of_wide")[0]["image"] == 99).all()  # bytes in wide numbers
-    for name, wrong in {"of_wrong": "float64", "of_floats": "range"}.items():
+    for name, wrong in {"of_wrong": "int64", "of_floats": "range"}.items():
         with pytest.raises(Unreadable, match=wrong):
             made(name)[0]
 
@@ -89,6 +90,22 @@ def test_floats_that_are_not_in_0_1_are_refused(monkeypatch):
     with pytest.raises(InputError, match="255"):
         made("of_range", size=4)[0]  # resizing would clip
     assert made("of_range")[0]["image"].max() == 255  # of which `ssl-jax stats` tells
+
+
+def test_a_source_gives_what_other_objects_give(monkeypatch):
+    class Mine(base.Source):
+        classes, __len__ = ("a", "b"), lambda self: 2
+        name = "no {}".format
+
+        def __getitem__(self, i):
+            return [(Image.fromarray(IMAGES[0]), None), None][i]
+
+    monkeypatch.setitem(globals(), "of_source", Mine)
+    records = made("of_source")
+    assert records.num_classes == 2 and records[0]["label"] == -1
+    np.testing.assert_array_equal(records[0]["image"], IMAGES[0])
+    with pytest.raises(Unreadable, match="no 1"):
+        records[1]
 
 
 def test_labels_are_whole_numbers_below_that_of_classes(monkeypatch):

@@ -117,6 +117,12 @@ GRAY = np.repeat(IMAGE[..., :1], 3, axis=2)
         ([IMAGE[..., 0], 0], GRAY, 0),
         (Image.fromarray(IMAGE[..., 0]), GRAY, None),
         (IMAGE, IMAGE, None),
+        ((IMAGE, "b"), IMAGE, None),  # of no use to those who read labels
+        ((IMAGE, [[1, 2], [3]]), IMAGE, None),
+        ((IMAGE, 2), IMAGE, 2),  # which they refuse
+        (np.array([Image.fromarray(IMAGE), 1], object), IMAGE, 1),
+        ((IMAGE / 255.0).astype(np.float16), np.float32(np.float16(IMAGE / 255.0)), None),
+        (IMAGE[..., :2], IMAGE[..., :2], None),  # a network of two channels
     ],
 )
 def test_records_of_a_foreign_object(given, image, label):
@@ -127,7 +133,7 @@ def test_records_of_a_foreign_object(given, image, label):
     assert unknown.get("label") == (label if label != -1 else None)
 
 
-@pytest.mark.parametrize("given", ["a.png", {"label": 1}, IMAGE.astype(float), (IMAGE, 1, 2)])
+@pytest.mark.parametrize("given", ["a.png", {"label": 1}, IMAGE.astype(int), (IMAGE, 1, 2)])
 def test_a_record_of_a_foreign_object_that_is_none(given):
     with pytest.raises(Unreadable, match="list/0"):
         base.adopt([given])[0]

@@ -103,6 +103,9 @@ def test_links_are_the_files_that_they_name(tmp_path):
 @pytest.mark.parametrize("name", ["001.png", "001.cls", "001.PNG"])
 def test_a_member_that_is_there_twice(name, tmp_path):
     shard(tmp_path / "0.tar", samples(range(3)))
+    readme = ("README.md", "", tarfile.REGTYPE)  # of no sample
+    linked(tmp_path / "0.tar", readme, readme)
+    assert len(opened(tmp_path)) == 3
     linked(tmp_path / "0.tar", (name, "000.png", tarfile.REGTYPE))
     with pytest.raises(InputError, match=f"data.dir: .*0.tar .*{name}"):
         opened(tmp_path)

@@ -26,7 +26,7 @@ def test_the_pickle_as_json_is_read(tmp_path):
     path = tmp_path / "gnd_roxford5k.pkl"
     gnd = [{**entry, **arrays}, CONTENT["gnd"][1]]
     path.write_bytes(pickle.dumps({**CONTENT, "gnd": gnd}, 2))
-    with pytest.raises(InputError, match=f"revisited_json.py {path}"):
+    with pytest.raises(InputError, match=f"revisited_json {path}"):
         ground_truth.read(path)
     assert json.loads(revisited_json.convert(path).read_text()) == CONTENT
     truth = ground_truth.read("gnd_roxford5k.json", tmp_path)

@@ -212,6 +212,8 @@ def test_an_object_of_the_users_resumes_as_another_one(network, tmp_path, monkey
         with pytest.raises(KeyboardInterrupt):
             ssl_jax.embed(network, Minimal(images), tmp_path / "x.npz")
     assert list(tmp_path.iterdir()) == [tmp_path / "x.npz.parts"]
+    with pytest.raises(InputError, match="files differ"):  # of other images
+        ssl_jax.embed(network, Minimal(images + np.uint8([[[[9]]]])), tmp_path / "x.npz")
     ssl_jax.embed(network, Minimal(images), tmp_path / "x.npz")
 
 
@@ -265,6 +267,13 @@ def test_images_without_a_label_have_minus_one(network, tmp_path, small_parts, l
     if labelled:
         assert found["labels"].tolist() == table["label"].to_pylist() == wanted
         assert table["class"].to_pylist() == ["abcd"[i] if i >= 0 else "" for i in wanted]
+
+
+def test_hidden_labels_are_labels(network, small_parts):
+    """A set says -1 of all images, as that of a contest does."""
+    hidden = [{"image": image, "label": -1} for image in fakes.images(3)]
+    found = ssl_jax.embed(network, type("Hidden", (list,), {"classes": ("a", "b")})(hidden))
+    assert found["labels"].tolist() == [-1] * 3 and found["class_names"].tolist() == ["a", "b"]
 
 
 def test_a_file_is_written_by_one_process_and_one_program(network, tmp_path, monkeypatch):

@@ -20,6 +20,6 @@ def test_patch_i_is_the_square_at_its_place():
 @pytest.mark.parametrize("lead", [(), (2,), (2, 4)])
 def test_there_and_back(lead):
     images = np.random.default_rng(0).integers(0, 255, (*lead, 8, 4, 3)).astype(np.uint8)
-    back = ops.unpatchify(ops.patchify(images, 2), 2, (4, 2))
+    back = ops.unpatchify(ops.patchify(images, 2), 2, np.array([4, 2]))
     assert back.dtype == np.uint8
     np.testing.assert_array_equal(back, images)

@@ -3,6 +3,7 @@ run; test_disturbed.py kills a run that holds one.
 """
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -125,6 +126,21 @@ def test_one_of_another_machine_that_lives_refuses_and_an_old_one_does_not(tmp_p
     os.utime(written(tmp_path, **ELSEWHERE), (time.time() - 1000,) * 2)
     (line,) = taken(tmp_path, within=10, dead=100)
     assert line.startswith("process 12 on node7 ")
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_disk_that_holds_the_lock_of_another_machine(dropped, tmp_path):
+    """A crashed one's until its server notices, a suspended one's for ever."""
+    path = written(tmp_path, **ELSEWHERE, flock=True)
+    os.utime(path, (time.time() - 1000,) * 2)
+    with path.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if dropped:
+            threading.Timer(0.3, file.close).start()
+            assert taken(tmp_path, within=10, dead=2)
+        else:
+            with pytest.raises(InputError, match="process 12 on node7"):
+                Lock(tmp_path, dead=0.2).take()
 
 
 def test_it_shows_signs_of_life(tmp_path):

@@ -11,7 +11,7 @@ import time
 import jax
 import pytest
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, Unavailable
 from ssl_jax.runtime import distributed, stop
 from ssl_jax.runtime.watchdog import Watchdog
 
@@ -82,9 +82,10 @@ def test_the_first_process_told_to_stop_leaves_after_the_others(index, left, mon
         (OSError(errno.EROFS, "Read-only file system", "runs/a"), 2),
         (OSError(errno.ESTALE, "Stale file handle"), 1),
         (InputError("data.dir is\nnot there"), 2),
+        (Unavailable("no route to host"), 1),
         (ValueError("no fault of the user"), 1),
     ],
-    ids=["disk", "shared disk", "input", "fault"],
+    ids=["disk", "shared disk", "input", "service", "fault"],
 )
 def test_a_process_that_fails_ends_at_once_and_says_why(error, code, left, capfd):
     with pytest.raises(SystemExit), distributed.together():
@@ -108,6 +109,15 @@ def test_a_module_that_used_jax_too_early_is_told():
     """Not that there is no cluster."""
     assert jax.devices()
     with pytest.raises(InputError, match="--import"):
+        distributed.connect()
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
+    def initialize(*args, **kwargs):
+        raise RuntimeError("Getting metadata failed\nfor 6 tries")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(Unavailable, match="metadata failed for 6 tries"):
         distributed.connect()
 
 

@@ -88,7 +88,11 @@ def test_accuracies_count_the_best_scores_and_equal_ones_are_at_chance():
     for value in (np.nan, np.inf):
         with pytest.raises(ValueError, match="logits"):
             accuracies(np.where(scores > 2, value, scores), labels)
+    without = np.where(np.arange(12) == 11, -np.inf, scores)  # a class that cannot be
+    in_others = np.minimum(labels, 10)
+    assert accuracies(without, in_others, (1,)) == accuracies(scores[:, :11], in_others, (1,))
     labels = np.arange(20) % 10
+    assert accuracies(np.zeros((20, 10)), labels.astype(float)) == [pytest.approx(0.1), 0.5]
     assert accuracies(np.zeros((20, 10)), labels) == [pytest.approx(0.1), 0.5]
     # Of a first and two equal second ones, the label is among the best two half of the time.
     assert accuracies([[3.0, 1.0, 1.0, 0.0]], [2], (1, 2, 3)) == [0.0, 0.5, 1.0]

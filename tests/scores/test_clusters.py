@@ -31,6 +31,7 @@ def test_modes_are_pure_within_regions_and_by_chance_without_them():
     ignored = np.concatenate([labels, [[255, 255]]], axis=1)
     assert clusters.modes(more, ignored) == pytest.approx(separate)
     assert math.isnan(clusters.modes(towards, np.zeros((1, 6), int)))
+    assert math.isnan(clusters.modes(towards[:0], labels[:0]))
 
 
 def test_agreement_leaves_out_what_is_not_labelled():

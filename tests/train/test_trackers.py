@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, Unavailable
 from ssl_jax.train import log, trackers
 from tests import tiny
 
@@ -177,7 +177,7 @@ def test_a_tracker_that_does_not_start(monkeypatch, tmp_path):
 
     wandb = types.SimpleNamespace(__name__="wandb", init=init)
     monkeypatch.setattr(trackers, "_package", lambda name: wandb)
-    with pytest.raises(InputError, match="log.wandb.*no route to host"):
+    with pytest.raises(Unavailable, match="log.wandb.*no route to host"):
         opened(tmp_path / "run", {"wandb": "mine"}, 0)
 
 

@@ -36,7 +36,7 @@ def read(path: str | Path, folder: str | Path = "") -> GroundTruth:
     if path.suffix == ".pkl":
         raise InputError(
             f"{path} is a pickle, which can run anything when it is read; if you trust it, make a"
-            f" .json of it: python launch/revisited_json.py {path}"
+            f" .json of it in a checkout: python -m launch.revisited_json {path}"
         )
     if not path.is_file():
         raise InputError(
