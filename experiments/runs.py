@@ -23,7 +23,8 @@ from typing import NamedTuple
 from experiments.store import Records
 from experiments.tables import ROOT, made, spread
 from ssl_jax import evals, extras
-from ssl_jax.config import InputError, refusal
+from ssl_jax.cli import arguments
+from ssl_jax.config import InputError, exit_code, refusal
 from ssl_jax.runtime import pages, stop
 
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
@@ -45,7 +46,7 @@ def start(main) -> None:
         status, line = stop.EXIT_AT_ONCE, "stopped"
     except Exception as error:
         absent = isinstance(error, ModuleNotFoundError) and extras.missing(error)
-        status, line = 2, absent or refusal(error)
+        status, line = exit_code(error), absent or refusal(error)
         if not line:
             raise
     print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
@@ -133,11 +134,12 @@ class Run(NamedTuple):
         """Raises InputError if the folder holds a run of another config or with other arguments."""
         file = self.folder / "environment.json"
         command = json.loads(file.read_text()).get("command") if file.exists() else None
-        pairs = itertools.pairwise([*(command or ()), ""])
-        words = [f"{a}={b}" if a == "--config" else a for a, b in pairs]
-        if not any(word.startswith("--config=") for word in words):
-            return  # continued by hand, without a config
-        there = {word for word in words if word.startswith(("--config.", "--config="))}
+        if command is None:
+            return
+        changes, others = arguments.split(command)
+        pairs = itertools.pairwise([*others, ""])  # a value may be a separate word
+        words = [f"{a}={b}" if a in ("--config", "--row") else a for a, b in pairs]
+        there = {*changes, *(word for word in words if word.startswith(("--config=", "--row=")))}
         mine = {f"--config={self.config}", *self.arguments}
         differing = sorted(word for word in there ^ mine if not word.startswith(_FREE))
         if differing:

@@ -16,6 +16,7 @@ cd "$ROOT"
 VENV="$ROOT/.venv"
 OURS="$VENV/ssl_jax_created" # written first: only a folder that has it may be emptied
 STAMP="$VENV/ssl_jax_environment" # written last: present means complete
+THEIRS="$VENV/ssl_jax_completed" # in a folder of somebody else's that was completed
 
 say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 
@@ -92,7 +93,8 @@ up_to_date() {
 # notes the command, and theirs was with --clear.
 ours() {
   [ -f "$OURS" ] || { [ ! -e "$VENV" ] && [ ! -L "$VENV" ]; } ||
-    { [ -f "$STAMP" ] && grep -q "^command = .* --clear .*/\.venv$" "$VENV/pyvenv.cfg" 2>/dev/null; }
+    { [ -f "$STAMP" ] && [ ! -f "$THEIRS" ] &&
+      grep -q "^command = .* --clear .*/\.venv$" "$VENV/pyvenv.cfg" 2>/dev/null; }
 }
 
 prepare_environment() {
@@ -109,7 +111,7 @@ prepare_environment() {
     return 1
   fi
   say "installing the packages of requirements.lock into .venv (takes a few minutes once)"
-  if ours; then create_venv "$python"; fi
+  if ours; then create_venv "$python"; else : >"$THEIRS"; fi
   rm -f "$STAMP"
   install_packages
   fingerprint "$VENV/bin/python" >"$STAMP"

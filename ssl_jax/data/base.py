@@ -156,8 +156,8 @@ class Adopted(Wrapper):
     """An object of somebody else's, in which all but its length and its records may be missing, see
     `adopt`.
 
-    strict: whether a label that is no class is an error. Otherwise it is left to those who use
-    labels, or left out if it is no whole number.
+    strict: whether a label that is no class is an error. Otherwise those who use labels refuse it;
+    in a set without classes, it is left out if it is no whole number.
     """
 
     _source: Any
@@ -171,7 +171,6 @@ class Adopted(Wrapper):
                 f"records must be an object with len() and records by index, but {title} is not"
             )
         self._source, self._title, self._strict = source, title, strict
-        self._channels = channels or getattr(source, "channels", None)
         for fact in FACTS:
             value = getattr(source, fact, None)
             usable = value is not None and _USABLE.get(fact, lambda value: True)(value)
@@ -194,7 +193,7 @@ class Adopted(Wrapper):
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
         try:
-            record = foreign.record(self._source[i], self._channels)
+            record = foreign.record(self._source[i], self.channels)
         except (Unreadable, InputError):
             raise
         # Whatever their reader raises for a file that is broken or gone.
@@ -208,6 +207,7 @@ class Adopted(Wrapper):
                     f"{self.name(i)} has the label {given!r}; it must be a whole number from 0 to"
                     f" {classes - 1}, or None"
                 )
+            label = given if label is None and classes is not None else label
             record |= {} if label is None else {"label": label}
         return record
 
@@ -242,7 +242,7 @@ class Adopted(Wrapper):
         inner = getattr(self._source, "unresized", self._source)
         if inner is self._source:
             return self
-        return Adopted(inner, self._title, self._channels, strict=self._strict)
+        return Adopted(inner, self._title, self.channels, strict=self._strict)
 
     def __str__(self) -> str:
         return str(self._source)

@@ -8,14 +8,12 @@ import numpy as np
 from ssl_jax.data import decode
 
 
-def record(value: Any, channels: int | None) -> dict[str, Any]:
+def record(value: Any, channels: int) -> dict[str, Any]:
     """A record as in `data.source`, whose label may still be anything.
 
     Args:
       value: a dict with "image", a pair (image, label), or an image: a PIL image, or an array uint8
         or float [H, W, channels], or [H, W] for one and three channels.
-      channels: None: as many as an array has, three of PIL images and of [H, W].
-
     Raises:
       ValueError, TypeError, KeyError: another value.
     """
@@ -33,26 +31,26 @@ def _is_pair(value):
     is_image = hasattr(value, "__array__") or hasattr(value, "convert")
     if isinstance(value, tuple | list):
         return len(value) == 2
-    return isinstance(value, Iterable) and not is_image
+    return isinstance(value, Iterable) and not is_image and not isinstance(value, str | bytes)
 
 
 def _pixels(image, channels):
     """An image of any kind as [H, W, C], uint8 or float32."""
-    is_pillow = hasattr(image, "convert") and channels in (3, None)
+    is_pillow = hasattr(image, "convert") and channels == 3
     if is_pillow:
         # Wide numbers of the range of bytes are clipped to bytes; others have their own range.
         wide = image.mode in ("I", "F") and 1 < image.getextrema()[1] <= 255
         image = image.convert("RGB") if wide else image
     pixels = decode.rgb(image) if is_pillow else np.asarray(image)
-    if pixels.ndim == 2 and channels in (1, 3, None):
-        pixels = np.repeat(pixels[..., None], channels or 3, axis=2)
+    if pixels.ndim == 2 and channels in (1, 3):
+        pixels = np.repeat(pixels[..., None], channels, axis=2)
     if pixels.dtype.kind == "f":
         pixels = pixels.astype(np.float32, copy=False)
-    fits = pixels.ndim == 3 and pixels.shape[-1] == (channels or pixels.shape[-1])
+    fits = pixels.ndim == 3 and pixels.shape[-1] == channels
     if not fits or pixels.dtype not in (np.uint8, np.float32):
         raise ValueError(
-            f"an image must be uint8 [H,W,{channels or 'C'}], or float in [0, 1], not"
-            f" {pixels.dtype} {list(pixels.shape)}"
+            f"an image must be uint8 [H,W,{channels}], or float in [0, 1], not {pixels.dtype}"
+            f" {list(pixels.shape)} (an attribute `channels` of the object sets another number)"
         )
     return pixels
 

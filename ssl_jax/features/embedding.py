@@ -55,6 +55,7 @@ class Plan:
         """Everything the result depends on, as JSON values."""
         return dict(
             program=ssl_jax.__version__,
+            arrays=2,  # version of those of `compute`
             network=self.encoder.digest,
             data=repr(self.source),
             names=zlib.crc32("\n".join(self.names).encode()),

@@ -161,7 +161,7 @@ def encode(
     def view(row: int, record: Mapping[str, Any]) -> Iterator[View]:
         name, image = source.name(int(records[row])), record["image"]
         part = window(image.shape, crop, multiple, name)
-        _check(record, name)
+        _check(record, name, source.num_classes)
         if part.size != tuple(sizes[row]):
             raise InputError(
                 f"{name} has {pixels(image.shape)} pixels, but {source} reports another size; set"
@@ -208,12 +208,21 @@ def _sizes(source, records, crop, multiple):
     return sizes
 
 
-def _check(record: Mapping[str, Any], name: str) -> None:
+def _check(record: Mapping[str, Any], name: str, num_classes: int | None) -> None:
     """Raises InputError for a label that is not a class number, or pixels outside [0, 1]."""
     label = record.get("label")
-    if label is not None and (label != int(label) or not -1 <= label < 2**31):
-        raise InputError(f"{name} has the label {label}, which is not a class")
+    is_number = label is None or isinstance(label, int | float | np.integer | np.floating)
+    if not is_number or (label is not None and not _is_class(label, num_classes or 2**31)):
+        last = "" if num_classes is None else f" to {num_classes - 1}"
+        raise InputError(
+            f"{name} has the label {label!r}; it must be a whole number from 0{last}, or -1 for"
+            " none"
+        )
     check_range(record["image"], name)
+
+
+def _is_class(label, num_classes):
+    return -1 <= label < num_classes and label == int(label)
 
 
 def _all_or_none(name: str, has: np.ndarray, source: Any) -> bool:
@@ -303,11 +312,14 @@ def _entry(network, source, cache, indices, choice, shared):
 
 
 def digest(source: Any, i: int) -> str:
-    """Hash of the pixels of a record; "" if it cannot be read."""
+    """Hash of the pixels and the label of a record; "" if it cannot be read."""
     try:
-        return hashlib.sha256(np.ascontiguousarray(source[i]["image"]).tobytes()).hexdigest()
+        record = source[i]
     except Unreadable:
         return ""
+    image = np.ascontiguousarray(record["image"])
+    about = f"{image.dtype} {image.shape} {record.get('label')}"
+    return hashlib.sha256(about.encode() + image.tobytes()).hexdigest()
 
 
 def _check_images(entry: store.Entry, digests: Mapping[str, str], source: Any) -> None:

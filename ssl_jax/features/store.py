@@ -243,7 +243,8 @@ class Entry:
         for file in self.path.parent.glob(f".*_*/{lock.FILE}"):
             folder = file.parent
             with contextlib.suppress(OSError, InputError):  # InputError: it has a process
-                if _TEMPORARY.fullmatch(folder.name) and file.stat().st_mtime < recent:
+                old = _TEMPORARY.fullmatch(folder.name) and file.stat().st_mtime < recent
+                if old and not lock.is_held(file):
                     of_the_dead = lock.Lock(folder, lambda line: None).take()
                     for other in (*folder.glob("*.npy"), folder / _META):
                         other.unlink(missing_ok=True)

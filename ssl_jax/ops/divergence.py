@@ -129,9 +129,10 @@ def volume_regularizer(
         lowest = np.asarray(prior).min()
         require(bool(lowest > 0), "the lowest entry of prior", lowest, "above 0")
         total = np.asarray(prior, np.float64).sum(axis=-1)
-        # Small entries of narrow types are rounded to the spacing of their subnormal numbers.
-        rounding = prior.shape[-1] * float(jnp.finfo(prior.dtype).smallest_subnormal)
-        near = np.abs(total - 1) <= 0.02 + rounding
+        # Entries are rounded in their type, small ones to the spacing of subnormal numbers.
+        type_of = jnp.finfo(prior.dtype)
+        rounding = float(type_of.eps) + prior.shape[-1] * float(type_of.smallest_subnormal)
+        near = np.abs(total - 1) <= 0.01 + rounding / 2
         require(bool(near.all()), "the sum of prior", total, "1")
     prior = jnp.broadcast_to(prior.astype(dtype), mean_probs.shape)
     ratio = mean_probs / prior

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ssl_jax.config import InputError, read_json
+from ssl_jax.config import InputError, Unavailable, read_json
 from ssl_jax.runtime import stop
 
 FILE = "lock.json"
@@ -29,10 +29,10 @@ class Lock:
     The lock of a killed process is taken over. On one machine, the process also holds an `flock`
     on the file, which ends with the process. Between machines, whose file systems may not share
     such locks, the process touches the file every few seconds (a heartbeat), and others take the
-    lock over after 90 seconds without one, or after up to 270 if the disk still shows an flock.
-    Ages are differences of file times on the directory's own disk, so the machines' clocks may
-    differ. A process that was suspended for so long, and finds that another one has taken its lock
-    over, ends at once with exit code 1.
+    lock over after 90 seconds without one. If the disk still shows an flock then, they wait for
+    another 180 seconds until it is gone. Ages are differences of file times on the directory's own
+    disk, so the machines' clocks may differ. A process that was suspended for so long, and finds
+    that another one has taken its lock over, ends at once with exit code 1.
 
     Args:
       say: called with a line when another process's lock is awaited or taken over.
@@ -89,29 +89,43 @@ class Lock:
         same_machine = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
         live = None
         if other.get("flock"):
-            held = _is_held(self.path)
+            held = is_held(self.path)
             live = held if same_machine else None  # not all disks tell other machines
         elif same_machine and not _exists(other.get("process")):
             live = False
         if live:
             raise refused
-        if live is None:
-            if (remaining := self._dead - self._age(beat)) > 0:
-                self._say(
-                    f"{who} locked this directory moments ago; this run starts in"
-                    f" {remaining:.0f} s unless that process shows a sign of life"
+        if live is None and (remaining := self._dead - self._age(beat)) > 0:
+            self._say(
+                f"{who} locked this directory moments ago; this run starts in {remaining:.0f} s"
+                " unless that process shows a sign of life"
+            )
+            self._wait(remaining, lambda: self._beat() == beat)
+        if live is None and self._beat() == beat and other.get("flock") and is_held(self.path):
+            # A disk's server keeps the flock of a crashed machine for a while.
+            most = 2 * self._dead
+            self._say(
+                f"{who} shows no sign of life, but the disk still holds its lock; this run waits"
+                f" for that, at most {most:.0f} s"
+            )
+            self._wait(most, lambda: self._beat() == beat and bool(is_held(self.path)))
+            if self._beat() == beat and is_held(self.path):
+                raise Unavailable(
+                    f"{who} shows no sign of life, but the disk holds its lock of"
+                    f" {self.path.parent}; it may be suspended: end it, or use another --workdir"
                 )
-            # A disk's server keeps the flock of a crashed machine for a while; if it stays, the
-            # process is suspended.
-            until = time.monotonic() + max(0.0, remaining)
-            while time.monotonic() < until or (other.get("flock") and _is_held(self.path)):
-                time.sleep(min(1.0, self._dead / 20))
-                if self._beat() is None:
-                    return
-                if self._beat() != beat or time.monotonic() > until + 2 * self._dead:
-                    raise refused
+        if (now := self._beat()) != beat:
+            if now is not None and _read(self.path) == other:
+                raise refused
+            return  # released, or another process's by now
         self.path.unlink(missing_ok=True)
         self._say(f"{who} is gone and left its run unfinished; taking the run over")
+
+    def _wait(self, seconds: float, going_on: Callable[[], bool]) -> None:
+        """Waits for so long, and not longer than `going_on`."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and going_on():
+            time.sleep(min(1.0, self._dead / 20))
 
     def _beat(self) -> int | None:
         """Time of the newest heartbeat by the disk's clock, in ns; None without a lock file."""
@@ -150,7 +164,7 @@ class Lock:
                 self.path.unlink()
 
 
-def _is_held(path: Path) -> bool | None:
+def is_held(path: Path) -> bool | None:
     """Whether a process of this machine holds an flock on the file; None if the file system has no
     flock."""
     try:

@@ -197,7 +197,8 @@ class _Hosted:
             self._run = package.init(**words)
         except Exception as error:  # a name that it refuses, no account, no connection
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise Unavailable(
+            silent = isinstance(error, OSError) or type(error).__name__ == "CommError"
+            raise (Unavailable if silent else InputError)(
                 f"log.{package.__name__}={project!r}: {package.__name__} did not start: {why}; set"
                 f' log.{package.__name__}="" to train without it'
             ) from error

@@ -232,9 +232,12 @@ def test_a_folder_holds_one_run(tmp_path):
     command = ["ssl_jax", "train", "--config=compare:flsl", "--config.seed=1", "--workdir=a"]
     (run.folder / "environment.json").write_text(json.dumps({"command": command}))
     assert runs.train(run)
-    for words in (["train", "--config", "compare:flsl", "--config.seed=1"], ["train"]):  # by hand
-        (run.folder / "environment.json").write_text(json.dumps({"command": words}))
-        assert runs.train(run)
+    by_hand = ["train", "--config", "compare:flsl", "--config.seed", "1", "--workdir", "a"]
+    (run.folder / "environment.json").write_text(json.dumps({"command": by_hand}))
+    assert runs.train(run)
+    (run.folder / "environment.json").write_text(json.dumps({"command": ["train", "--row=a/b"]}))
+    with pytest.raises(InputError, match="--row=a/b"):
+        runs.train(run)
     (run.folder / "environment.json").write_text(json.dumps({"command": command}))
     for other in (run._replace(config="sop:vits16"), run._replace(arguments=("--config.seed=2",))):
         with pytest.raises(InputError, match="other settings"):

@@ -1,6 +1,7 @@
 """Entries of the store, whose notes anybody may have written."""
 
 import errno
+import fcntl
 import json
 import os
 
@@ -63,8 +64,10 @@ def test_a_disk_that_fails_damages_nothing(number, tmp_path, monkeypatch):
         entry.read()
 
 
-def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
-    """A temporary folder with the lock of a process that has ended, if it is of an old date."""
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    """A temporary folder with the lock of a process that has ended, if it is of an old date. What
+    the disk holds for another machine is not waited for."""
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: pytest.fail("waits"))
 
     def unfinished(name):
         folder = tmp_path / name
@@ -82,7 +85,12 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     more, recent = unfinished(".0c_abcdefgh"), unfinished(".0d_abcdefgh")
     (more / "mine.txt").write_text("mine")
     os.utime(recent / lock.FILE)
-    _stored(tmp_path / "0e")
+    away = unfinished(".0f_abcdefgh") / lock.FILE
+    away.write_text(json.dumps({"host": "away", "boot": "b", "process": 1, "flock": True}))
+    os.utime(away, (1, 1))
+    with away.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _stored(tmp_path / "0e")
     held.release()
     assert not dead.exists() and (more / "mine.txt").exists()
-    assert all((folder / "image.npy").exists() for folder in (alien, alive, recent))
+    assert all((folder / "image.npy").exists() for folder in (alien, alive, recent, away.parent))

@@ -117,9 +117,9 @@ def test_volume_regularizer():
     close(volume(np.eye(4096)[0]), 8.318, absolute=1e-3)
     prior = np.float32([0.2, 0.3, 0.5])
     close(volume(prior, prior=prior), 0)
-    for size, narrow in ((7, jnp.float8_e4m3fn), (10**5 + 3, np.float16)):  # rounded entries
+    for size, narrow in ((3, jnp.float8_e4m3fn), (10**6 + 3, np.float16)):  # rounded entries
         even = np.full(size, 1 / size, np.float32)
-        close(volume(even, prior=even.astype(narrow)), 0, absolute=0.02)
+        close(volume(even, prior=even.astype(narrow)), 0, absolute=0.04)
     close(volume(np.float32([0.0, 1.0, 0.0]), prior=prior), -np.log(0.3))
     p = np.float32(distributions(4, (6, 3), 0.5))
     want = (p * np.log(np.maximum(p, 1e-30) / np.float64(prior))).sum(-1) - p.sum(-1) + 1
