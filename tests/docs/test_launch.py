@@ -143,11 +143,17 @@ def test_an_environment_of_ours_is_made_again_after_a_cut_and_a_change(prepare, 
     (tmp_path / "setup.py").write_text("changed")
     assert prepare() == ready and not (folder / "added").exists()
     # One with a Python that works is the user's: completed, also after a change.
-    (folder / "ssl_jax_created").unlink()
+    for mark in ("created", "environment"):
+        (folder / f"ssl_jax_{mark}").unlink()
+    (folder / "pyvenv.cfg").write_text(f"command = python3 -m venv --clear {folder}\n")
     for change in ("mine", "mine again"):
         (tmp_path / "setup.py").write_text(change)
         (folder / "mine").touch()
         assert prepare() == ready and (folder / "mine").exists()
+    # Earlier versions of the scripts left a stamp and this command, but no mark.
+    (folder / "ssl_jax_completed").unlink()
+    (tmp_path / "setup.py").write_text("changed again")
+    assert prepare() == ready and not (folder / "mine").exists()
 
 
 # What SLURM 22.05 says of a job whose processes have just ended.
