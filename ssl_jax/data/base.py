@@ -156,8 +156,8 @@ class Adopted(Wrapper):
     """An object of somebody else's, in which all but its length and its records may be missing, see
     `adopt`.
 
-    strict: whether a label that is no class is an error. Otherwise those who use labels refuse it;
-    in a set without classes, it is left out if it is no whole number.
+    strict: whether a label that is no class is an error. Otherwise it is left out if it is no whole
+    number, and refused by those who use labels if it is too large.
     """
 
     _source: Any
@@ -207,7 +207,6 @@ class Adopted(Wrapper):
                     f"{self.name(i)} has the label {given!r}; it must be a whole number from 0 to"
                     f" {classes - 1}, or None"
                 )
-            label = given if label is None and classes is not None else label
             record |= {} if label is None else {"label": label}
         return record
 

@@ -56,16 +56,22 @@ def _pixels(image, channels):
 
 
 def label(value: Any, has_classes: bool) -> int | None:
-    """A label as int: -1 for a negative number, and for None in a set with classes; None for what
-    is no whole number."""
-    if value is None:
+    """A label as int: -1 for a negative number and, in a set with classes, for None and NaN; None
+    for what is no whole number."""
+    number = _scalar(value)
+    if value is None or (number is not None and np.isnan(number)):
         return -1 if has_classes else None
+    whole = number is not None and float(number).is_integer()
+    return max(-1, int(number)) if whole else None
+
+
+def _scalar(value):
+    """A number or a boolean as an array without axes; None for anything else."""
     try:
-        number = np.asarray(value)
+        array = np.asarray(value)
     except (TypeError, ValueError):  # values of several shapes
         return None
-    whole = number.ndim == 0 and number.dtype.kind in "iufb" and float(number).is_integer()
-    return max(-1, int(number)) if whole else None
+    return array if array.ndim == 0 and array.dtype.kind in "iufb" else None
 
 
 def unlabelled(targets: Any, count: int) -> Sequence[int]:
@@ -78,10 +84,8 @@ def unlabelled(targets: Any, count: int) -> Sequence[int]:
 
 def _is_none(target):
     """Whether this says that an image has no label; False for what is no number."""
-    if target is None:
-        return True
-    value = np.asarray(target)
-    return bool(value.ndim == 0 and value.dtype.kind in "if" and not value >= 0)
+    number = _scalar(target)
+    return target is None or (number is not None and not number >= 0)
 
 
 def described(error: Exception) -> str:

@@ -14,7 +14,7 @@ from ssl_jax.evals import registry, section
 from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.opened import images_of_section, sources
 from ssl_jax.features.crops import drawn
-from ssl_jax.features.extract import Extracted, extract
+from ssl_jax.features.extract import Extracted, check_labels, extract
 from ssl_jax.features.feed import by_shape, feed
 from ssl_jax.features.monitored import sample_records
 from ssl_jax.features.network import Network, adopt
@@ -98,8 +98,9 @@ class Case:
         """Vectors and labels of the training and the test images, see `features`. Raises InputError
         if labels are missing, or all training images have one class."""
         parts = [self.features(name, tokens, layers) for name in ("train", "test")]
-        for part in parts:
+        for part, source in zip(parts, (self.train, self.test)):
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
+            check_labels(part.labels, part.index, source)
         check_classes(self.config.type, self.train, [parts[0].labels], "labels")
         train, test = (Labelled(part.image, part.labels, part.index) for part in parts)
         return train, test

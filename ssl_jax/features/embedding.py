@@ -15,14 +15,14 @@ import numpy as np
 
 import ssl_jax
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError, check_choice, local
+from ssl_jax.config import InputError, Unavailable, check_choice, local
 from ssl_jax.data import base, listing
 from ssl_jax.data import source as source_lib
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.features import formats, monitored, store
 from ssl_jax.features import tokens as kinds
-from ssl_jax.features.extract import check_finite, digest, encode
+from ssl_jax.features.extract import check_finite, check_labels, digest, encode
 from ssl_jax.features.network import on_all_devices
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.ops import devices
@@ -97,6 +97,7 @@ class Plan:
         # Missing if no image of the part can be read.
         vectors = {name: rows.pop(name) for name in self.tokens if name in rows}
         check_finite(vectors, index, self.source)
+        check_labels(rows.get("labels", index[:0]), index, self.source)
         stored = self.source.unresized
         sizes = [stored.shape(int(i)) for i in index]
         part = rows | dict(
@@ -315,6 +316,8 @@ def _locked(folder: Path) -> Iterator[None]:
     if another process has it."""
     try:
         of_this_process = lock.Lock(folder).take()
+    except Unavailable:
+        raise
     except InputError as error:
         raise InputError(
             f"another process is writing to {folder}; wait for it, or choose another name"

@@ -161,7 +161,7 @@ def encode(
     def view(row: int, record: Mapping[str, Any]) -> Iterator[View]:
         name, image = source.name(int(records[row])), record["image"]
         part = window(image.shape, crop, multiple, name)
-        _check(record, name, source.num_classes)
+        _check(record, name)
         if part.size != tuple(sizes[row]):
             raise InputError(
                 f"{name} has {pixels(image.shape)} pixels, but {source} reports another size; set"
@@ -208,21 +208,22 @@ def _sizes(source, records, crop, multiple):
     return sizes
 
 
-def _check(record: Mapping[str, Any], name: str, num_classes: int | None) -> None:
+def _check(record: Mapping[str, Any], name: str) -> None:
     """Raises InputError for a label that is not a class number, or pixels outside [0, 1]."""
     label = record.get("label")
-    is_number = label is None or isinstance(label, int | float | np.integer | np.floating)
-    if not is_number or (label is not None and not _is_class(label, num_classes or 2**31)):
-        last = "" if num_classes is None else f" to {num_classes - 1}"
-        raise InputError(
-            f"{name} has the label {label!r}; it must be a whole number from 0{last}, or -1 for"
-            " none"
-        )
+    if label is not None and (label != int(label) or not -1 <= label < 2**31):
+        raise InputError(f"{name} has the label {label}, which is not a class")
     check_range(record["image"], name)
 
 
-def _is_class(label, num_classes):
-    return -1 <= label < num_classes and label == int(label)
+def check_labels(labels: np.ndarray, index: np.ndarray, source: Any) -> None:
+    """Raises InputError if a label of the records `index` is none of the source's classes."""
+    classes = source.num_classes
+    if classes is not None and (bad := np.flatnonzero(labels >= classes)).size:
+        raise InputError(
+            f"{source.name(int(index[bad[0]]))} has the label {labels[bad[0]]}; it must be a whole"
+            f" number from 0 to {classes - 1}"
+        )
 
 
 def _all_or_none(name: str, has: np.ndarray, source: Any) -> bool:
@@ -306,8 +307,8 @@ def _entry(network, source, cache, indices, choice, shared):
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
     }
-    # Another version of the package may compute other features.
-    text = json.dumps(key | {"program": ssl_jax.__version__}, sort_keys=True)
+    # Another version of the package may compute other features; of one, the notes have versions.
+    text = json.dumps(key | {"program": ssl_jax.__version__, "notes": 2}, sort_keys=True)
     return store.Entry(local(cache) / hashlib.sha256(text.encode()).hexdigest()[:20], key)
 
 

@@ -108,8 +108,7 @@ class Lock:
                 f"{who} shows no sign of life, but the disk still holds its lock; this run waits"
                 f" for that, at most {most:.0f} s"
             )
-            self._wait(most, lambda: self._beat() == beat and bool(is_held(self.path)))
-            if self._beat() == beat and is_held(self.path):
+            if self._wait(most, lambda: self._beat() == beat and bool(is_held(self.path))):
                 raise Unavailable(
                     f"{who} shows no sign of life, but the disk holds its lock of"
                     f" {self.path.parent}; it may be suspended: end it, or use another --workdir"
@@ -121,11 +120,14 @@ class Lock:
         self.path.unlink(missing_ok=True)
         self._say(f"{who} is gone and left its run unfinished; taking the run over")
 
-    def _wait(self, seconds: float, going_on: Callable[[], bool]) -> None:
-        """Waits for so long, and not longer than `going_on`."""
+    def _wait(self, seconds: float, going_on: Callable[[], bool]) -> bool:
+        """Waits for so long, but not longer than `going_on`; whether that went on to the end."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and going_on():
+        while going_on():
+            if time.monotonic() >= until:
+                return True
             time.sleep(min(1.0, self._dead / 20))
+        return False
 
     def _beat(self) -> int | None:
         """Time of the newest heartbeat by the disk's clock, in ns; None without a lock file."""

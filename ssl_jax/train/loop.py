@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, Unavailable
 from ssl_jax.data.lookup import listed
 from ssl_jax.runtime import distributed, lock, sharding, stop
 from ssl_jax.runtime.stop import EXIT_PREEMPTED, Stop
@@ -123,7 +123,7 @@ def _facts(run: Run) -> dict:
 def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> None:
     """Process 0 locks the run directory for all processes. Raises InputError in every process if
     another run holds the lock, or a process does not see it."""
-    refused = ""
+    refused, silent = "", False
     if distributed.is_first():
         try:
             with disk.full_disk_named(workdir), console.phase("waiting for the run directory"):
@@ -131,9 +131,10 @@ def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> Non
                 cleanup.callback(taken.release)  # registered first: a signal may come at any time
                 taken.take()
         except InputError as error:
-            refused = str(error)
-    if refused := "".join(distributed.gather_json(refused)):
-        raise InputError(refused)
+            refused, silent = str(error), isinstance(error, Unavailable)
+    refused, silent = distributed.gather_json([refused, silent])[0]
+    if refused:
+        raise (Unavailable if silent else InputError)(refused)
     if blind := distributed.unseen_by(workdir / lock.FILE, _SEEN_WITHIN):
         raise InputError(
             f"--workdir={workdir}: {listed([f'process {i}' for i in blind], 5)} cannot see what"

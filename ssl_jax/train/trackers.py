@@ -197,7 +197,7 @@ class _Hosted:
             self._run = package.init(**words)
         except Exception as error:  # a name that it refuses, no account, no connection
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            silent = isinstance(error, OSError) or type(error).__name__ == "CommError"
+            silent = re.search(r"timed? ?out|ConnectionError|connection (refused|reset)", why, re.I)
             raise (Unavailable if silent else InputError)(
                 f"log.{package.__name__}={project!r}: {package.__name__} did not start: {why}; set"
                 f' log.{package.__name__}="" to train without it'

@@ -118,10 +118,9 @@ class Batches:
         """int32 [b]. Each record must have a label among the classes."""
         labels = [record.get("label") for record in records]
         for i, label in zip(indices, labels, strict=True):
-            is_number = isinstance(label, int | float | np.number)
-            if not is_number or not 0 <= label < self._recipe.classes:
+            if label is None or not 0 <= label < self._recipe.classes:
                 raise InputError(
-                    f"{self._source.name(i)} (or its replacement) has the label {label!r}; labels"
+                    f"{self._source.name(i)} (or its replacement) has the label {label}; labels"
                     f" must be from 0 to {self._recipe.classes - 1}"
                 )
         return np.array(labels, np.int32)

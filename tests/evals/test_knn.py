@@ -1,8 +1,10 @@
 """Scores of the evaluation `knn`."""
 
 import numpy as np
+import pytest
 
 from ssl_jax import evals
+from ssl_jax.config import InputError
 from ssl_jax.evals.case import Labelled
 from ssl_jax.scores import neighbours
 from tests.evals import fakes
@@ -14,6 +16,13 @@ def _part(count):
     labels = _RNG.integers(0, 5, count)
     vectors = np.eye(5, 12)[labels] + 0.7 * _RNG.normal(size=(count, 12))
     return Labelled(vectors.astype(np.float32), labels, np.arange(count))
+
+
+def test_a_label_that_is_no_class_is_named():
+    train, test = _part(50), _part(20)
+    few = fakes.Source(fakes.images(50), labels=[3])  # classes 0 to 3
+    with pytest.raises(InputError, match="record/.* label 4"):
+        evals.TYPES["knn"].run(fakes.case("knn", train, test, source=few))
 
 
 def test_scores_hold_each_k_the_first_and_the_best():

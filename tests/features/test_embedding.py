@@ -276,6 +276,12 @@ def test_hidden_labels_are_labels(network, small_parts):
     assert found["labels"].tolist() == [-1] * 3 and found["class_names"].tolist() == ["a", "b"]
 
 
+def test_a_label_that_is_no_class_is_named(network, small_parts):
+    records = [(image, label) for image, label in zip(fakes.images(3), (0, 1, 2))]
+    with pytest.raises(InputError, match="Two/2 .*label 2"):
+        ssl_jax.embed(network, type("Two", (list,), {"classes": ("a", "b")})(records))
+
+
 def test_a_file_is_written_by_one_process_and_one_program(network, tmp_path, monkeypatch):
     images, out = fakes.images(2), tmp_path / "x.npz"
     parts = tmp_path / "x.npz.parts"

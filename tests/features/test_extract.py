@@ -201,13 +201,6 @@ def test_images_of_which_nothing_is_known_are_not_kept(tmp_path):
     assert found.labels.tolist() == [1, 0] and len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("label", [2, 0.5, "b", [1, 0]])
-def test_a_label_that_is_no_class_is_named(label):
-    records = type("Two", (list,), {"classes": ("a", "b")})([(fakes.images(1)[0], label)])
-    with pytest.raises(InputError, match="Two/0 .*label"):
-        extract.extract(_Counted(), records, batch_size=2)
-
-
 def test_an_entry_that_another_process_lacks_is_not_used(tmp_path, monkeypatch):
     source, network = fakes.Source(fakes.images(2)), _Counted()
     for times in (1, 2):  # as on a disk of its own
