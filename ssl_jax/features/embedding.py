@@ -135,7 +135,8 @@ class Plan:
         """The stored part that begins with image `start`."""
         images = range(start, min(start + self.images_of_a_part(), len(self.source)))
         files = self.source.fingerprint(np.asarray(images)) or [
-            digest(self.source, i) for i in (images[0], images[len(images) // 2], images[-1])
+            digest(self.source, i, labelled=True)
+            for i in (images[0], images[len(images) // 2], images[-1])
         ]
         return store.Entry(folder / _NAME.format(start), self.described | {"files": files})
 

@@ -307,19 +307,20 @@ def _entry(network, source, cache, indices, choice, shared):
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
     }
-    # Another version of the package may compute other features; of one, the notes have versions.
-    text = json.dumps(key | {"program": ssl_jax.__version__, "notes": 2}, sort_keys=True)
+    # Another version of the package may compute other features.
+    text = json.dumps(key | {"program": ssl_jax.__version__}, sort_keys=True)
     return store.Entry(local(cache) / hashlib.sha256(text.encode()).hexdigest()[:20], key)
 
 
-def digest(source: Any, i: int) -> str:
-    """Hash of the pixels and the label of a record; "" if it cannot be read."""
+def digest(source: Any, i: int, *, labelled: bool = False) -> str:
+    """Hash of the pixels of a record, and of its label and the type if labelled; "" if it cannot be
+    read."""
     try:
         record = source[i]
     except Unreadable:
         return ""
     image = np.ascontiguousarray(record["image"])
-    about = f"{image.dtype} {image.shape} {record.get('label')}"
+    about = f"{image.dtype} {image.shape} {record.get('label')}" if labelled else ""
     return hashlib.sha256(about.encode() + image.tobytes()).hexdigest()
 
 
