@@ -26,7 +26,7 @@ from configs import compare
 from experiments import evaluate, runs, store, tables, zoo
 from experiments.tables import ROOT
 from ssl_jax import trees
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, absolute
 
 BUDGETS = {"cpu": "60 min on 2 cores", "gpu": "10 min on a GPU"}
 # {set: the names under which TFDS may have prepared it}
@@ -52,7 +52,7 @@ def main(argv=None) -> int:
     parser.add_argument("--write", action="store_true", help="add the rows to docs/speedrun.md")
     args, passed_on = parser.parse_known_args(argv)
     if args.data and "://" not in args.data:
-        args.data = str(local(args.data).absolute())  # the runs start in the checkout
+        args.data = str(absolute(args.data))  # the runs start in the checkout
     there = [images for images in SETS if prepared(args.data, images)]
     if args.data and not (there or args.sets):
         names = ", ".join(name for known in SETS.values() for name in known)

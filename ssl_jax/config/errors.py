@@ -21,8 +21,8 @@ class MissingFile(InputError):
 
 
 _LONGEST = 4000  # characters of a message, which may quote files of others
-# Errors of a disk, which name no file if they come from a write to an open one.
 _PASSING = (errno.EIO, errno.ESTALE)  # a shared disk may answer again
+# Errors of a disk, which name no file if they come from a write to an open one.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, *_PASSING)
 
 
@@ -49,6 +49,11 @@ def reason(error: BaseException) -> str:
     error's own, or its class."""
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+def full_reason(error: BaseException) -> str:
+    """The class and the message of an error of somebody else's code, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def unknown(kind: str, name: str, options: Collection[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, full_reason
 from ssl_jax.data import foreign
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked
@@ -198,7 +198,7 @@ class Adopted(Wrapper):
             raise
         # Whatever their reader raises for a file that is broken or gone.
         except Exception as error:
-            raise Unreadable(self.name(i), foreign.described(error)) from error
+            raise Unreadable(self.name(i), full_reason(error)) from error
         if "label" in record:
             given, classes = record.pop("label"), self.num_classes
             label = foreign.label(given, classes is not None)

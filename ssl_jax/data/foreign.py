@@ -86,8 +86,3 @@ def _is_none(target):
     """Whether this says that an image has no label; False for what is no number."""
     number = _scalar(target)
     return target is None or (number is not None and not number >= 0)
-
-
-def described(error: Exception) -> str:
-    """What an error of somebody else's code says, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -5,8 +5,8 @@ import importlib.util
 import inspect
 from typing import Any
 
-from ssl_jax.config import InputError, did_you_mean
-from ssl_jax.data import base, foreign, kinds
+from ssl_jax.config import InputError, did_you_mean, full_reason
+from ssl_jax.data import base, kinds
 
 PREFIX = "python:"
 
@@ -40,7 +40,7 @@ class Called(base.Wrapper):
         except InputError:
             raise
         except Exception as error:
-            why = f"{kind} called with {given} raised {foreign.described(error)}"
+            why = f"{kind} called with {given} raised {full_reason(error)}"
             raise InputError(f"data.kind: {why}") from error
         try:
             adopted = base.Adopted(records, kind, channels, strict=True)

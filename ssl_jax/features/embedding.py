@@ -73,6 +73,10 @@ class Plan:
         batches = _BYTES // (4 * vectors * shape.width * self.layers * self.batch_size)
         return self.batch_size * min(max(batches, 1), max(4096 // self.batch_size, 1))
 
+    def starts(self) -> range:
+        """The first image of each part."""
+        return range(0, len(self.source), self.images_of_a_part())
+
     def compute(self, start: int, stop: int, folder: Path | None = None) -> dict[str, np.ndarray]:
         """Computes the part of images start to stop.
 
@@ -116,9 +120,8 @@ class Plan:
     def parts(self, folder: Path | None = None) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
         """Yields (images done, part) for all parts in order. With a folder, parts that are stored
         there are read, and the others are computed and stored."""
-        count, step = len(self.source), self.images_of_a_part()
-        for start in range(0, count, step):
-            stop = min(start + step, count)
+        for start in self.starts():
+            stop = self._stop(start)
             if folder is None:
                 yield stop, self.compute(start, stop)
                 continue
@@ -131,9 +134,12 @@ class Plan:
                 entry.finish(place, part)
             yield stop, part
 
+    def _stop(self, start: int) -> int:
+        return min(start + self.images_of_a_part(), len(self.source))
+
     def _entry(self, folder: Path, start: int) -> store.Entry:
         """The stored part that begins with image `start`."""
-        images = range(start, min(start + self.images_of_a_part(), len(self.source)))
+        images = range(start, self._stop(start))
         files = self.source.fingerprint(np.asarray(images)) or [
             digest(self.source, i, labelled=True)
             for i in (images[0], images[len(images) // 2], images[-1])
@@ -142,7 +148,7 @@ class Plan:
 
     def remove(self, folder: Path) -> None:
         """Removes the entries of all parts."""
-        for start in range(0, len(self.source), self.images_of_a_part()):
+        for start in self.starts():
             name = _NAME.format(start)
             store.Entry(folder / name, self.described).remove()
             for unfinished in folder.glob(f".{name}_*"):
@@ -179,7 +185,7 @@ class _Stored:
     folder: Path
 
     def __iter__(self) -> Iterator[Mapping[str, np.ndarray]]:
-        for start in range(0, len(self.plan.source), self.plan.images_of_a_part()):
+        for start in self.plan.starts():
             # `parts` has checked its key.
             entry = store.Entry(self.folder / _NAME.format(start), {})
             if (stored := entry.read()) is None:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError, Unavailable, exit_code, refusal
+from ssl_jax.config import InputError, Unavailable, exit_code, reason, refusal
 from ssl_jax.runtime import stop
 
 # Seconds after which a lost process ends the others; a busy machine must not exceed them.
@@ -70,8 +70,7 @@ def connect(
         stop.take_back()
     except RuntimeError as error:
         if "before any JAX" not in str(error):
-            why = " ".join(str(error).split())
-            raise Unavailable(f"the processes cannot be connected: {why}") from error
+            raise Unavailable(f"the processes cannot be connected: {reason(error)}") from error
         raise InputError(
             "JAX was used before the processes were connected; a module of --import and a config"
             " file must not compute with JAX when they are imported"

@@ -87,10 +87,9 @@ class Lock:
             " --workdir"
         )
         same_machine = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
-        live = None
-        if other.get("flock"):
-            held = is_held(self.path)
-            live = held if same_machine else None  # not all disks tell other machines
+        live = None  # not known: not all disks tell of an flock of another machine
+        if same_machine and other.get("flock"):
+            live = is_held(self.path)
         elif same_machine and not _exists(other.get("process")):
             live = False
         if live:

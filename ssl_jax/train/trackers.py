@@ -23,7 +23,7 @@ from PIL import Image
 
 from ssl_jax import config as config_lib
 from ssl_jax import extras
-from ssl_jax.config import InputError, Unavailable, key
+from ssl_jax.config import InputError, Unavailable, full_reason, key
 from ssl_jax.runtime import distributed
 from ssl_jax.train import log
 
@@ -196,7 +196,7 @@ class _Hosted:
         try:
             self._run = package.init(**words)
         except Exception as error:  # a name that it refuses, no account, no connection
-            why = " ".join(f"{type(error).__name__}: {error}".split())
+            why = full_reason(error)
             silent = re.search(r"timed? ?out|ConnectionError|connection (refused|reset)", why, re.I)
             raise (Unavailable if silent else InputError)(
                 f"log.{package.__name__}={project!r}: {package.__name__} did not start: {why}; set"
