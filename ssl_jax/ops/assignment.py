@@ -27,9 +27,8 @@ def assignment(cost: Float[Array, "n m"]) -> Int32[Array, " n"]:
         return jnp.where(ids == position, value, array)
 
     def enter(row, state):
-        matched, row_shift, column_shift = (
-            state  # per column: its row, that row's potential, its own
-        )
+        # Of each column: its row, that row's potential, its own.
+        matched, row_shift, column_shift = state
 
         def searching(search):
             return search[-1] >= 0

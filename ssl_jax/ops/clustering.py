@@ -126,12 +126,8 @@ def joint_view_clustering(
         centroids = unit(product("bnk,bnd->bkd", members, tokens, precision=precision))
         return (labels, centroids, columns, log_plan), None
 
-    alone = jnp.full((images, count), num_clusters, jnp.int32)  # label K: in no cluster yet
-    labels = jax.vmap(
-        lambda label, seed: label.at[seed].set(jnp.arange(num_clusters, dtype=jnp.int32))
-    )(alone, seeds)
     start = (
-        labels,
+        _first_labels(seeds, count),
         jnp.take_along_axis(tokens, seeds[..., None], axis=1),
         jnp.full((images, num_clusters), -jnp.log(num_clusters), dtype),
         jnp.zeros((images, count, num_clusters), dtype),
@@ -210,6 +206,15 @@ def _seeds(seeds, batch: tuple, count: int, num_clusters: int):
         distinct = bool(np.all(np.diff(np.sort(np.asarray(seeds), axis=-1)) > 0))
         require(distinct, "an index in seeds", "repeated", "distinct within an image")
     return seeds.astype(jnp.int32)
+
+
+def _first_labels(seeds, count: int):
+    """[B, count] int32: the number of the cluster whose seed a token is; K = in no cluster yet."""
+    images, num_clusters = seeds.shape
+    none = jnp.full((images, count), num_clusters, jnp.int32)
+    return jax.vmap(
+        lambda label, seed: label.at[seed].set(jnp.arange(num_clusters, dtype=jnp.int32))
+    )(none, seeds)
 
 
 def _distances(positions):

@@ -91,8 +91,7 @@ def fit(
     """
     if len(train) < 2 or not 0 <= held_out < 1:
         raise ValueError(
-            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {len(train)} and"
-            f" {held_out}"
+            f"the probe needs 2 training rows and 0 <= held_out < 1: {len(train)}, {held_out}"
         )
     labels, test_labels = (checked.classes(x, num_classes) for x in (labels, test_labels))
     train, test = (checked.finite(x, "features") for x in (train, test))
@@ -125,16 +124,22 @@ def fit(
     else:
         batches = ((features, targets[rows]) for features, rows in stream(learn))
         params = _train_on(batches, grid, start, prepare, **how)
-    test_accuracy, test_loss = _score(params, tested, test_labels)
-    chosen_accuracy, chosen_loss = test_accuracy, test_loss
-    if len(choose):
-        chosen_accuracy, chosen_loss = _score(params, inputs[choose], labels[choose])
-    best = int(np.lexsort((chosen_loss, -chosen_accuracy))[0])
+    tests = _score(params, tested, test_labels)
+    chosen = _score(params, inputs[choose], labels[choose]) if len(choose) else tests
+    sizes = [batch_size * int(factor) for factor in batch_factors]
+    return _selected(params, tests, chosen, learning_rates, sizes, curve)
+
+
+def _selected(params, tests, chosen, learning_rates, batch_sizes, curve) -> Probe:
+    """The Probe of the best classifier; tests, chosen: (accuracy, cross-entropy), [g] each, on the
+    test set and on what selects; curve: test accuracies after each epoch."""
+    (test_accuracy, test_loss), (accuracy, loss) = tests, chosen
+    best = int(np.lexsort((loss, -accuracy))[0])
     return Probe(
         accuracy=float(test_accuracy[best]),
         learning_rate=float(learning_rates[best % len(learning_rates)]),
-        batch_size=batch_size * int(batch_factors[best // len(learning_rates)]),
-        held_out=chosen_accuracy,
+        batch_size=batch_sizes[best // len(learning_rates)],
+        held_out=accuracy,
         test=test_accuracy,
         params=jax.tree.map(lambda x: np.asarray(x[best]), params),
         diverged=~np.isfinite(test_loss),

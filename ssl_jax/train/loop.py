@@ -51,14 +51,7 @@ def _train(
     """cleanup: takes the release of the run directory's lock; the caller closes it in any case."""
     if jax.process_count() > 1:
         signals.busy()  # a signal waits for the first step, at which all stop
-    trackers.check(run.config, workdir)
-    on_devices = run.config.data.cache == "device"
-    images = resident.needed(run.source) if on_devices else 0
-    memory.check(run.abstract, jax.local_devices(), images)
-    with console.phase("checking that all processes agree"):
-        distributed.agree(_facts(run))
-    with console.phase("opening the evaluation data"):
-        evaluation.open()  # so that a wrong folder fails before the training
+    _check(run, workdir, evaluation, console)
     existed = distributed.gather_json(workdir.is_dir())[0]
     if existed:
         _lock(workdir, console, cleanup)
@@ -69,11 +62,7 @@ def _train(
         distributed.agree({"newest checkpoint": saved and saved.latest(), "workdir": str(workdir)})
         current, record = resume.restore(saved, run, console) if saved else (None, 0)
     begin, total = 0 if current is None else int(current.step), run.config.run.total_steps
-    source = None
-    if on_devices and begin < total:
-        with console.phase("decoding the images for the devices"):
-            place = sharding.replicated(run.mesh)
-            source = resident.load(run.source, place, run.config.data.workers)
+    source = _resident(run, console) if _on_devices(run) and begin < total else None
     batches = open_loader(run, record, source)
     try:
         # Unreadable data and unsuitable weights of init_from fail here, before a folder is created.
@@ -102,14 +91,34 @@ def _train(
         with disk.full_disk_named(workdir):
             steps = Steps(run, workdir, saved, current, evaluation, console, signals, source)
             code = steps.run(batches, batch)
-            # The scores that are there belong to the config that is there, until others replace
-            # both.
+            # Until here, the scores that are there belong to the config that is there.
             if begin == total and code == EXIT_DONE and distributed.is_first():
                 log.write_json(workdir / "config.json", run.config.to_dict())
             return code
     finally:
         signals.finish()
         batches.close()
+
+
+def _check(run: Run, workdir: Path, evaluation: Evaluation, console: Console) -> None:
+    """What can be known to fail before anything is read or written."""
+    trackers.check(run.config, workdir)
+    images = resident.needed(run.source) if _on_devices(run) else 0
+    memory.check(run.abstract, jax.local_devices(), images)
+    with console.phase("checking that all processes agree"):
+        distributed.agree(_facts(run))
+    with console.phase("opening the evaluation data"):
+        evaluation.open()  # so that a wrong folder fails before the training
+
+
+def _on_devices(run: Run) -> bool:
+    return run.config.data.cache == "device"
+
+
+def _resident(run: Run, console: Console):
+    """The images in the memory of each device."""
+    with console.phase("decoding the images for the devices"):
+        return resident.load(run.source, sharding.replicated(run.mesh), run.config.data.workers)
 
 
 def _facts(run: Run) -> dict:

@@ -141,14 +141,6 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     )
     parts = _divided(leaves)
 
-    def of_part(name, function, *arrays):
-        """Calls function(name, {label: first epoch}, *arrays) for a part; for a stack, vmapped over
-        its blocks."""
-        starts = {leaf.label: leaf.starts for leaf in parts[name].values()}
-        if name == _OTHERS:
-            return function(name, {label: start[0] for label, start in starts.items()}, *arrays)
-        return jax.vmap(functools.partial(function, name))(starts, *arrays)
-
     def transformation(name, starts, lr, weight_decay, epoch):
         """The optax transformation of one step for a part; its state's structure depends only on
         `name`."""
@@ -165,7 +157,7 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
             return transformation(name, starts, 0.0, 0.0, 0).init(arrays)
 
         return {
-            name: of_part(name, begin, trees.nest(arrays))
+            name: _of_part(parts, name, begin, trees.nest(arrays))
             for name, arrays in _divided(flat).items()
         }
 
@@ -179,16 +171,12 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
 
         changed, states = {}, {}
         for name, arrays in _divided(clipped.gradients).items():
-            changes, states[name] = of_part(
-                name, step, trees.nest(arrays), opt_state[name], trees.nest(before[name])
+            changes, states[name] = _of_part(
+                *(parts, name, step),
+                *(trees.nest(arrays), opt_state[name], trees.nest(before[name])),
             )
             changed[name] = trees.flatten(changes)
-        scaled = [
-            changed[name][inner] * trees.along(leaf.lr, changed[name][inner])
-            for path, leaf in leaves.items()
-            for name, inner in [_place(path)]
-        ]
-        scaled = jax.tree.unflatten(structure, scaled)
+        scaled = jax.tree.unflatten(structure, _scaled(changed, leaves))
         metrics = {
             "grad_norm": clipped.norm,
             "clipped": clipped.share,
@@ -197,6 +185,24 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
         return optax.apply_updates(params, scaled), states, metrics
 
     return Optimizer(init, update)
+
+
+def _scaled(changed, leaves):
+    """The changes of all leaves, each times its learning-rate factors."""
+    return [
+        changed[name][inner] * trees.along(leaf.lr, changed[name][inner])
+        for path, leaf in leaves.items()
+        for name, inner in [_place(path)]
+    ]
+
+
+def _of_part(parts, name, function, *arrays):
+    """Calls function(name, {label: first epoch}, *arrays) for a part; for a stack, vmapped over its
+    blocks."""
+    starts = {leaf.label: leaf.starts for leaf in parts[name].values()}
+    if name == _OTHERS:
+        return function(name, {label: start[0] for label, start in starts.items()}, *arrays)
+    return jax.vmap(functools.partial(function, name))(starts, *arrays)
 
 
 # --- leaves and stacks

@@ -13,9 +13,11 @@ and the rest acts on each channel separately, the contrast around the channel's 
 Nothing is rounded to 8 bit between operations, unlike in Pillow. A NaN stays NaN.
 """
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +34,6 @@ BRIGHTNESS, CONTRAST, SATURATION = 0, 1, 2
 ORDERS = np.array(
     [(*blends, hue) for blends in itertools.permutations(range(3)) for hue in range(4)], np.int32
 )
-DRAWS = 11  # uniform numbers per view
 TAPS_SIGMA = 4.0  # the blur kernel is cut off at this many standard deviations: 6e-5 of its mass
 _ALTERNATIVE = key((0.0, 0.0), "probabilities of blur and solarisation", least=0, most=1, length=2)
 
@@ -75,6 +76,26 @@ class Photometric:
         _ALTERNATIVE.check("alternative", self.alternative)
 
 
+class Draws(NamedTuple):
+    """Random numbers [B, V] in [0, 1): what applies, how strongly, and whether a view takes its
+    alternative probabilities."""
+
+    jittered: jax.Array
+    brightness: jax.Array
+    contrast: jax.Array
+    saturation: jax.Array
+    hue: jax.Array
+    order: jax.Array
+    grayed: jax.Array
+    blurred: jax.Array
+    radius: jax.Array
+    solarized: jax.Array
+    alternative: jax.Array
+
+
+DRAWS = len(Draws._fields)
+
+
 def uniforms(keys: jax.Array) -> jax.Array:
     """The random numbers of `augment`: keys [...] -> float32 [..., DRAWS] in [0, 1)."""
 
@@ -100,30 +121,14 @@ def augment(rows: jax.Array, u: jax.Array, views: tuple[Photometric, ...]) -> ja
     """
     for view in views if rows.shape[-2] != 3 else ():
         section.check_colours("", rows.shape[-2], view)
-    (
-        jittered,
-        brightness,
-        contrast,
-        saturation,
-        hue,
-        order,
-        grayed,
-        blurred,
-        radius,
-        solarized,
-        other,
-    ) = jnp.moveaxis(u, -1, 0)
-
-    def each(name, pick=lambda value: value):
-        """[V] of all views, broadcasts over B."""
-        return np.array([pick(getattr(view, name)) for view in views], np.float32)
+    draws, each = Draws(*jnp.moveaxis(u, -1, 0)), functools.partial(_each, views)
 
     def probability(name, index):
         """[B, V] of blur (index 0) or solarize (1), which may depend on the draw between the two
         pairs.
         """
         return jnp.where(
-            other < each("alternative_prob"),
+            draws.alternative < each("alternative_prob"),
             each("alternative", lambda pair: pair[index]),
             each(name),
         )
@@ -131,33 +136,46 @@ def augment(rows: jax.Array, u: jax.Array, views: tuple[Photometric, ...]) -> ja
     def possible(view, name, index):
         return getattr(view, name) > 0 or view.alternative_prob * view.alternative[index] > 0
 
+    if any(view.jitter_prob > 0 and any(view.jitter) for view in views):
+        rows = _jittered(rows, draws, views)
+    if any(view.gray_prob > 0 for view in views):
+        rows = jnp.where(_image(draws.grayed < each("gray_prob")), grayscale(rows), rows)
+    if any(possible(view, "blur_prob", 0) for view in views):
+        lo, hi = (each("blur_radius", lambda bounds, i=i: bounds[i]) for i in range(2))
+        taps = math.ceil(TAPS_SIGMA * max(view.blur_radius[1] for view in views))
+        rows = jnp.where(
+            _image(draws.blurred < probability("blur_prob", 0)),
+            blur(rows, lo + (hi - lo) * draws.radius, radius=taps),
+            rows,
+        )
+    if any(possible(view, "solarize_prob", 1) for view in views):
+        inverted = solarize(rows, _image(each("solarize_threshold")))
+        on = draws.solarized < probability("solarize_prob", 1)
+        rows = jnp.where(_image(on), inverted, rows)
+    return rows
+
+
+def _each(views, name, pick=lambda value: value):
+    """An attribute of all views, or what `pick` takes of it: [V], broadcasts over B."""
+    return np.array([pick(getattr(view, name)) for view in views], np.float32)
+
+
+def _jittered(rows, draws, views):
+    """The views that draw the jitter, with factors, shift and order as they draw them."""
+    each = functools.partial(_each, views)
+
     def strength(u, index):
         lo = each("jitter", lambda jitter: max(0.0, 1 - jitter[index]))
         hi = each("jitter", lambda jitter: 1 + jitter[index])
         return lo + (hi - lo) * u
 
-    if any(view.jitter_prob > 0 and any(view.jitter) for view in views):
-        on = jittered < each("jitter_prob")
-        strengths = [strength(x, i) for i, x in enumerate((brightness, contrast, saturation))]
-        factors = jnp.where(on[..., None], jnp.stack(strengths, axis=-1), 1.0)
-        shift = jnp.where(on, each("jitter", lambda jitter: jitter[3]) * (2.0 * hue - 1.0), 0.0)
-        rows = jitter(
-            rows, factors, shift, jnp.asarray(ORDERS)[(order * len(ORDERS)).astype(jnp.int32)]
-        )
-    if any(view.gray_prob > 0 for view in views):
-        rows = jnp.where(_image(grayed < each("gray_prob")), grayscale(rows), rows)
-    if any(possible(view, "blur_prob", 0) for view in views):
-        lo, hi = (each("blur_radius", lambda bounds, i=i: bounds[i]) for i in range(2))
-        taps = math.ceil(TAPS_SIGMA * max(view.blur_radius[1] for view in views))
-        rows = jnp.where(
-            _image(blurred < probability("blur_prob", 0)),
-            blur(rows, lo + (hi - lo) * radius, radius=taps),
-            rows,
-        )
-    if any(possible(view, "solarize_prob", 1) for view in views):
-        inverted = solarize(rows, _image(each("solarize_threshold")))
-        rows = jnp.where(_image(solarized < probability("solarize_prob", 1)), inverted, rows)
-    return rows
+    on = draws.jittered < each("jitter_prob")
+    blends = (draws.brightness, draws.contrast, draws.saturation)
+    strengths = [strength(x, i) for i, x in enumerate(blends)]
+    factors = jnp.where(on[..., None], jnp.stack(strengths, axis=-1), 1.0)
+    shift = jnp.where(on, each("jitter", lambda jitter: jitter[3]) * (2.0 * draws.hue - 1.0), 0.0)
+    order = (draws.order * len(ORDERS)).astype(jnp.int32)
+    return jitter(rows, factors, shift, jnp.asarray(ORDERS)[order])
 
 
 def _image(x):
