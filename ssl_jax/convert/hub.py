@@ -20,10 +20,14 @@ TARGETS = {"timm": timm_hub.write, "hf": hf_hub.write}
 _CONFIG, _WEIGHTS, _PREPARATION = "config.json", "model.safetensors", "preprocessor_config.json"
 _CARD = "README.md"
 _FILES = {_CONFIG, _WEIGHTS, _PREPARATION, _CARD}
+# What the files of authors say by their names alone: DINOv3's networks of satellite images
+# (SAT-493M) are trained with that set's mean and deviation.
+_BY_NAME = {"sat493m": Described(model=dict(mean=(0.43, 0.411, 0.296), std=(0.213, 0.156, 0.143)))}
 
 
 def describe(path: str | Path) -> Described:
-    """The description in the config.json of a weight folder; `path`: the folder or its weight file.
+    """The description in the config.json of a weight folder, or in the name of a file that has
+    none; `path`: the folder or the weight file.
 
     Raises:
       InputError: config.json is no JSON, describes a network that this package does not have, or
@@ -31,7 +35,8 @@ def describe(path: str | Path) -> Described:
     """
     file = read.weight_file(path)
     if file is None or (file.name not in read.IN_FOLDER and file == local(path)):
-        return Described()
+        name = local(path).name
+        return next((known for mark, known in _BY_NAME.items() if mark in name), Described())
     config, preparation = (_json(file.with_name(name)) for name in (_CONFIG, _PREPARATION))
     try:
         described = timm_hub.read(config) or hf_hub.read(config, preparation)

@@ -376,6 +376,15 @@ def rotating(**changes) -> vit.ViTConfig:
     return vit.ViTConfig(**fields, position="rope", **changes)
 
 
+def test_a_satellite_network_is_known_by_its_files_name(tmp_path):
+    web, satellite = (tmp_path / f"dinov3_vits16_pretrain_{x}.npz" for x in ("lvd1689m", "sat493m"))
+    for path in (web, satellite):
+        np.savez(path, **RECOGNISED["dinov3"])
+    assert convert.load_vit(web)[0].mean == vit.ViTConfig.mean
+    shape = convert.load_vit(satellite)[0]
+    assert (shape.mean, shape.std) == ((0.43, 0.411, 0.296), (0.213, 0.156, 0.143))
+
+
 @FAMILY
 def test_what_is_read_is_written_as_it_was(family):
     table = tables.FAMILIES[family].rows
