@@ -5,8 +5,8 @@ and after: k-NN of Imagenette's classes and dense retrieval on CamVid.
     python -m experiments adapt zoo/sop_speedrun --data /data/tfds --sets camvid --write
 
 Runs stay in WORKDIR, their scores in its records; both are made once. --write puts the table into
-docs/adapting.md. adapt.toml has the settings: all runs take as many steps. Further arguments
-(--config.KEY=VALUE) go to every run.
+docs/adapting.md. adapt.toml has the settings: all runs but those of `long` take as many steps.
+Further arguments (--config.KEY=VALUE) go to every run.
 """
 
 import itertools
