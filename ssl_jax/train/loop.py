@@ -101,7 +101,7 @@ def _train(
 
 
 def _check(run: Run, workdir: Path, evaluation: Evaluation, console: Console) -> None:
-    """What can be known to fail before anything is read or written."""
+    """Raises what can be known to fail before the run directory is locked."""
     trackers.check(run.config, workdir)
     images = resident.needed(run.source) if _on_devices(run) else 0
     memory.check(run.abstract, jax.local_devices(), images)

@@ -171,10 +171,8 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
 
         changed, states = {}, {}
         for name, arrays in _divided(clipped.gradients).items():
-            changes, states[name] = _of_part(
-                *(parts, name, step),
-                *(trees.nest(arrays), opt_state[name], trees.nest(before[name])),
-            )
+            given = trees.nest(arrays), opt_state[name], trees.nest(before[name])
+            changes, states[name] = _of_part(parts, name, step, *given)
             changed[name] = trees.flatten(changes)
         scaled = jax.tree.unflatten(structure, _scaled(changed, leaves))
         metrics = {
