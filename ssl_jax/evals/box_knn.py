@@ -75,9 +75,7 @@ def _result(
     case.need(min(train.labels.min(), test.labels.min()) >= 0, "labels from 0 on")
     check_classes("box_knn", case.train, [train.labels], "labels")
     predicted = classify_sets(
-        train.features,
-        train.labels,
-        test.features,
+        *(train.features, train.labels, test.features),
         num_classes=1 + int(max(train.labels.max(), test.labels.max())),
         ks=settings.k,
         temperature=settings.temperature,
@@ -103,11 +101,9 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"box_neighbours": see `pictures.neighbours.points`}."""
-    predicted, labels, records, points = case.cached(
-        "box_knn", lambda case: _result(case, settings)
-    )
+    predicted, labels, index, points = case.cached("box_knn", lambda case: _result(case, settings))
     stored, sight = _sight(case, settings, case.test)
-    images = [boxes.seen(stored[int(i)], sight)[1] for i in records[:_SHOWN]]
+    images = [boxes.seen(stored[int(i)], sight)[1] for i in index[:_SHOWN]]
     first = min(settings.k[0], max(predicted))
     picture = neighbours.points(
         list(map(windows.unit, images)),

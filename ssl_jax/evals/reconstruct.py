@@ -7,6 +7,7 @@
 import dataclasses
 import importlib.util
 from collections.abc import Iterable
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -111,12 +112,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
 
 
 # Endings of the scores of which a lower one is better.
-LOWER = (*(f"_lpips_{name}" for name in rebuild.LPIPS), f"_rfid_{rebuild.INCEPTION}")
-register_module(
-    __name__,
-    heading="rebuilt PSNR, dB",
-    one_size=True,
-    rgb=True,
-    baselines=BASELINES[:1],
-    lower=LOWER,
-)
+_LOWER = (*(f"_lpips_{name}" for name in rebuild.LPIPS), f"_rfid_{rebuild.INCEPTION}")
+# What this type and `decode` register alike.
+REGISTERED: dict[str, Any] = dict(one_size=True, rgb=True, baselines=BASELINES[:1], lower=_LOWER)
+register_module(__name__, heading="rebuilt PSNR, dB", **REGISTERED)

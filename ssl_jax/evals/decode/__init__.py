@@ -17,7 +17,7 @@ from ssl_jax.config import InputError
 from ssl_jax.evals import psnr, reconstruct
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.decode.settings import PROTOCOLS, Settings
-from ssl_jax.evals.registry import BASELINES, register_module
+from ssl_jax.evals.registry import register_module
 from ssl_jax.features import latents
 from ssl_jax.methods.pictures import reconstructions
 from ssl_jax.methods.pictures.base import Picture
@@ -112,12 +112,4 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
 
 
 # No raw-pixel baseline: a decoder would just copy the pixels.
-register_module(
-    __name__,
-    heading="decoded PSNR, dB",
-    trains=True,
-    one_size=True,
-    rgb=True,
-    baselines=BASELINES[:1],
-    lower=reconstruct.LOWER,
-)
+register_module(__name__, heading="decoded PSNR, dB", trains=True, **reconstruct.REGISTERED)

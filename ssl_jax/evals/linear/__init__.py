@@ -22,7 +22,6 @@ from ssl_jax.runtime import distributed
 from ssl_jax.scores.probe import Probe, Stream, fit, predict
 
 __all__ = ["PROTOCOLS", "Settings", "check", "figures", "probe", "score"]
-_SCALED_TO = 256  # batch size for which scaled learning rates are given
 # Settings that are arguments of `probe.fit` by the same name.
 _OF_FIT = (
     *("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm"),
@@ -52,7 +51,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
             *(train.image, train.labels, test.image, test.labels),
             num_classes=num_classes or classes,
             key=numerics.key(case.seed),
-            learning_rates=tuple(_factor(settings) * lr for lr in settings.lrs),
+            learning_rates=tuple(settings.lr_factor * lr for lr in settings.lrs),
             batch_factors=tuple(settings.batch_factors),
             batch_size=settings.batch,
             stream=_crops(case, settings, train.index) if settings.crop_scale else None,
@@ -69,11 +68,6 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
     return case.cached("linear", trained, num_classes)
 
 
-def _factor(settings: Settings) -> float:
-    """The factor by which learning rates are scaled with the batch size."""
-    return settings.batch / _SCALED_TO if settings.scale_lr else 1.0
-
-
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """`linear`, test accuracy in percent of the selected classifier; `linear_lr`, `linear_batch`,
     its learning rate and batch size; `linear_held_out`, its accuracy on the held-out part;
@@ -81,7 +75,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     with every_epoch, `linear_best_of_epochs`, the best of the grid after any epoch.
     """
     best = probe(case, settings)
-    scores = {"linear": 100.0 * best.accuracy, "linear_lr": best.learning_rate / _factor(settings)}
+    scores = {"linear": 100.0 * best.accuracy, "linear_lr": best.learning_rate / settings.lr_factor}
     if len(settings.batch_factors) > 1:
         scores["linear_batch"] = best.batch_size
     if settings.held_out:

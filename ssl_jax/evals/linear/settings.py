@@ -7,6 +7,7 @@ from ssl_jax.evals.registry import Protocol
 from ssl_jax.features import tokens
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS
 
+_SCALED_TO = 256  # batch size for which scaled learning rates are given
 _IMAGENET = dict(kind="folder", split="train", test_split="val", size=256)
 _STELLAR = dict(
     data=_IMAGENET,
@@ -103,3 +104,8 @@ class Settings(tokens.Settings):
         "score the test images after every epoch too, and report the best score of all epochs"
         " (code of iBOT and SOP)",
     )
+
+    @property
+    def lr_factor(self) -> float:
+        """The factor by which learning rates are scaled with the batch size."""
+        return self.batch / _SCALED_TO if self.scale_lr else 1.0
