@@ -49,12 +49,14 @@ def get_config(variant: str = "vitl16"):
     views.mask_block, views.blur_prob = 4, (0.0, 0.9, 0.5)
     optim.clip_by = "global"
     views.global_scale, views.local_scale, views.local_count = (0.32, 1.0), (0.05, 0.32), 8
-    model.layer_scale, model.remat, model.cls_std = 1e-5, "block", 1e-6
+    model.layer_scale, model.cls_std = 1e-5, 1e-6
     optim.batch_size = optim.base_batch = 2048
     optim.lr = 4e-3 * math.sqrt(optim.base_batch / 1024)
     optim.epochs, optim.warmup_epochs = 200.0, 20.0
     dinov2.teacher_temperature_epochs, dinov2.freeze_last_layer_epochs = 60.0, 2
     large = model.size == "l"
+    if large:
+        model.remat = "block"
     if variant in RELEASED:
         model.patch, views.local_size = 14, 98
         dinov2.cls.prototypes = dinov2.patch.prototypes = 131072

@@ -20,6 +20,7 @@ from ssl_jax.losses.distillation import distillation
 from ssl_jax.losses.flsl import batch_softmax, flsl
 from ssl_jax.losses.gram import gram
 from ssl_jax.losses.ibot import ibot, ibot_patch
+from ssl_jax.losses.ibot_fused import ibot_patch_fused
 from ssl_jax.losses.mae import mae, normalize_patches
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views, masked_patches
@@ -47,6 +48,7 @@ __all__ = [
     "gram",
     "ibot",
     "ibot_patch",
+    "ibot_patch_fused",
     "mae",
     "masked_patches",
     "normalize_patches",

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, gram, multicrop, section_keys
+from ssl_jax.ops import numerics
 from ssl_jax.runtime.decay import layer_factor, layers
 from ssl_jax.views import configured, recipe
 
@@ -86,10 +87,10 @@ def check(config: ConfigDict) -> None:
 
 
 class Outputs(NamedTuple):
-    """Prototype scores of class tokens and of masked patches, and the student's class tokens.
+    """Scores of class tokens, embeddings of masked patches, and the student's class tokens.
 
     student [B, V, K] (global views first), teacher [B, V_global, K], student_patch and
-    teacher_patch [B, V_global, m, P] and their mask [B, V_global, m] (True = masked; m is the
+    teacher_patch [B, V_global, m, e] and their mask [B, V_global, m] (True = masked; m is the
     largest number of masked patches), tokens [B, V_global, d].
     """
 
@@ -110,6 +111,7 @@ def make(config: ConfigDict) -> base.Method:
         multicrop.prototype_head(m, c, part.prototypes, part.bottleneck)
         for part in (c.cls, c.patch)
     )
+    patch = multicrop.split_head(m, c, c.patch.prototypes, c.patch.bottleneck)
     patch_path = "patch_head" if c.separate_head else "head"
 
     def init(key):
@@ -141,10 +143,8 @@ def make(config: ConfigDict) -> base.Method:
         outputs = Outputs(
             student=head.apply(params["head"], jnp.concatenate(images, axis=1)),
             teacher=head.apply(teacher["head"], image(clean)),
-            student_patch=patch_head.apply(params[patch_path], multicrop.take(seen.patches, index)),
-            teacher_patch=patch_head.apply(
-                teacher[patch_path], multicrop.take(clean.patches, index)
-            ),
+            student_patch=patch.embed(params[patch_path], multicrop.take(seen.patches, index)),
+            teacher_patch=patch.embed(teacher[patch_path], multicrop.take(clean.patches, index)),
             mask=mask,
             tokens=images[0],
         )
@@ -152,36 +152,42 @@ def make(config: ConfigDict) -> base.Method:
 
     def objective(params, teacher, outputs, carry, key, progress):
         """The losses of DINO, iBOT and KoLeo; then updates running means, if there are any."""
-        views_first = Outputs(*map(multicrop.views_first, outputs))
+        o = Outputs(*map(multicrop.views_first, outputs))
         # The warm-up is per step, unlike in DINO and iBOT.
         steps = c.teacher_temperature_epochs * progress.steps_per_epoch
         tau = multicrop.teacher_temperature(c, progress.step, steps)
+        own, theirs = (patch.prototypes(tree[patch_path]) for tree in (params, teacher))
         if c.centering == "sinkhorn":
-            terms = losses.dinov2(
-                *views_first,
-                student_temperature=c.student_temperature,
-                teacher_temperature=tau,
-                weights=(c.cls.weight, c.patch.weight, c.koleo),
-            )
-            loss = terms.pop("loss")
+            centers = balanced(outputs, theirs, tau)
         else:
-            terms = losses.ibot(
-                *views_first[:5],
-                (carry["center"], carry["patch_center"]),
-                student_temperature=c.student_temperature,
-                teacher_temperature=tau,
-                weights=(c.cls.weight, c.patch.weight),
-            )
-            terms["koleo"] = losses.batch_koleo(views_first.tokens)
-            loss = terms.pop("loss") + c.koleo * terms["koleo"]
-            carry = follow(carry, outputs)
-        return loss, base.Output(carry, terms | {"teacher_temperature": tau})
+            centers, carry = carry, follow(carry, outputs, theirs)
+        taus = dict(student_temperature=c.student_temperature, teacher_temperature=tau)
+        cls = losses.dino(o.student, o.teacher, centers["center"], **taus)
+        patches = losses.ibot_patch_fused(
+            *(o.student_patch, o.teacher_patch, o.mask, own, theirs, centers["patch_center"]),
+            **taus,
+        )
+        koleo = losses.batch_koleo(o.tokens)
+        loss = c.cls.weight * cls["loss"] + c.patch.weight * patches["loss"] + c.koleo * koleo
+        metrics = {f"cls_{name}": value for name, value in cls.items()}
+        metrics |= {f"patch_{name}": value for name, value in patches.items()}
+        return loss, base.Output(carry, metrics | {"koleo": koleo, "teacher_temperature": tau})
 
-    def follow(carry, outputs):
+    def balanced(outputs, prototypes, tau):
+        """The centers that make the teacher's targets those of Sinkhorn-Knopp."""
+        rows, mask = outputs.teacher_patch.reshape(-1, c.patch.bottleneck), outputs.mask.reshape(-1)
+        of_cls = ops.sinkhorn_potentials(
+            outputs.teacher.reshape(-1, c.cls.prototypes), temperature=tau
+        )
+        of_patch = ops.sinkhorn_potentials_fused(rows, prototypes, temperature=tau, where=mask)
+        return {"center": -tau * of_cls, "patch_center": -tau * of_patch}
+
+    def follow(carry, outputs, prototypes):
         """The centers after this batch; that of the patches averages masked ones only."""
         mask = outputs.mask[..., None]
-        total = jnp.where(mask, outputs.teacher_patch, 0).sum(axis=(0, 1, 2))
-        mean = total / jnp.maximum(1, mask.sum())
+        total = jnp.where(mask, outputs.teacher_patch, 0).astype(jnp.float32).sum(axis=(0, 1, 2))
+        # The mean of the scores is the score of the mean.
+        mean = numerics.product("e,ek->k", total / jnp.maximum(1, mask.sum()), prototypes)
         mean, momentum = jnp.where(mask.any(), mean, carry["patch_center"]), c.center_momentum
         return {
             "center": ops.ema_center(carry["center"], outputs.teacher, momentum=momentum),

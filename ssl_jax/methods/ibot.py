@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, gram, multicrop, section_keys
+from ssl_jax.ops import numerics
 from ssl_jax.views import configured, recipe
 
 
@@ -72,11 +73,11 @@ def check(config: ConfigDict) -> None:
 
 
 class Outputs(NamedTuple):
-    """Prototype scores of class tokens and of masked patches.
+    """Prototype scores of class tokens, and embeddings of masked patches.
 
     student [B, V, K] (global views first), teacher [B, V_global, K]. With a patch loss:
-    student_patch and teacher_patch [B, V_global, m, K'] and their mask [B, V_global, m] (True =
-    masked; m is the largest number of masked patches), patch_mean [B, K'], the teacher's mean over
+    student_patch and teacher_patch [B, V_global, m, e] and their mask [B, V_global, m] (True =
+    masked; m is the largest number of masked patches), patch_mean [B, e], the teacher's mean over
     ALL patches.
     """
 
@@ -96,6 +97,7 @@ def make(config: ConfigDict) -> base.Method:
     backbone = multicrop.encoders(m, masked=with_patches)
     prototypes = {"cls": c.cls.prototypes, "patch": c.patch.prototypes or c.cls.prototypes}
     head, patch_head = (multicrop.prototype_head(m, c, number) for number in prototypes.values())
+    patch = multicrop.split_head(m, c, prototypes["patch"])
 
     def init(key):
         """Encoder and head, with the unshared part of the patches' head as "patch_head"; carry:
@@ -115,15 +117,13 @@ def make(config: ConfigDict) -> base.Method:
     def cls_scores(params, tokens):
         return head.apply(params["head"], multicrop.global_token(tokens, c.global_token))
 
-    def patch_scores(params, patches):
-        """Scores of the patches' head, which may share weights with the class token's."""
+    def weights_of(params):
+        """The patches' head, which may share weights with the class token's."""
         if c.shared_head == "all":
-            weights = params["head"]
-        elif c.shared_head == "mlp":
-            weights = {"mlp": params["head"]["mlp"], **params["patch_head"]}
-        else:
-            weights = params["patch_head"]
-        return patch_head.apply(weights, patches)
+            return params["head"]
+        if c.shared_head == "mlp":
+            return {"mlp": params["head"]["mlp"], **params["patch_head"]}
+        return params["patch_head"]
 
     def encode(params, teacher, constants, views_of, keys, progress):
         keys = multicrop.split_keys(keys, 2)
@@ -138,12 +138,13 @@ def make(config: ConfigDict) -> base.Method:
         index, mask = multicrop.masked_first(
             views_of["global"].masks, recipe.max_masked(views, "global")
         )
-        all_scores = patch_scores(teacher, clean.patches)
+        masked = multicrop.take(student[0].patches, index)
+        embeddings = patch.embed(weights_of(teacher), clean.patches)
         out = out._replace(
-            student_patch=patch_scores(params, multicrop.take(student[0].patches, index)),
-            teacher_patch=multicrop.take(all_scores, index),
+            student_patch=patch.embed(weights_of(params), masked),
+            teacher_patch=multicrop.take(embeddings, index),
             mask=mask,
-            patch_mean=all_scores.mean(axis=(1, 2)),
+            patch_mean=embeddings.mean(axis=(1, 2), dtype=jnp.float32),
         )
         return gram.seen(config, out, student[0].patches, clean.patches)
 
@@ -154,53 +155,45 @@ def make(config: ConfigDict) -> base.Method:
             multicrop.teacher_temperature(part, progress.epoch, c.teacher_temperature_epochs)
             for part in (c.cls, c.patch)
         )
-        metrics = {"teacher_temperature": tau}
-        if with_patches:
-            terms = losses.ibot(
-                first.student,
-                first.teacher,
-                first.student_patch,
-                first.teacher_patch,
-                first.mask,
-                (carry["center"], carry["patch_center"]),
-                student_temperature=c.student_temperature,
-                teacher_temperature=tau,
-                patch_teacher_temperature=patch_tau,
-                weights=(c.cls.weight, c.patch.weight),
-            )
-            loss = terms.pop("loss")
-            metrics |= terms | {"patch_teacher_temperature": patch_tau}
-        else:
-            terms = losses.dino(
-                first.student,
-                first.teacher,
-                carry["center"],
-                student_temperature=c.student_temperature,
-                teacher_temperature=tau,
-            )
-            loss = c.cls.weight * terms["loss"]
-            metrics |= {f"cls_{name}": value for name, value in terms.items()}
-        return loss, base.Output(follow(carry, outputs), metrics)
+        cls = losses.dino(
+            *(first.student, first.teacher, carry["center"]),
+            student_temperature=c.student_temperature,
+            teacher_temperature=tau,
+        )
+        loss, metrics = c.cls.weight * cls["loss"], {"teacher_temperature": tau}
+        metrics |= {f"cls_{name}": value for name, value in cls.items()}
+        if not with_patches:
+            return loss, base.Output(follow(carry, outputs, None), metrics)
+        own, theirs = (patch.prototypes(weights_of(tree)) for tree in (params, teacher))
+        patches = losses.ibot_patch_fused(
+            *(first.student_patch, first.teacher_patch, first.mask, own, theirs),
+            carry["patch_center"],
+            student_temperature=c.student_temperature,
+            teacher_temperature=patch_tau,
+        )
+        loss += c.patch.weight * patches["loss"]
+        metrics |= {"patch_teacher_temperature": patch_tau}
+        metrics |= {f"patch_{name}": value for name, value in patches.items()}
+        return loss, base.Output(follow(carry, outputs, theirs), metrics)
 
-    def follow(carry, outputs):
+    def follow(carry, outputs, patch_prototypes):
         """The centers after this batch."""
         if not c.centering:
             return carry
-        centers = {
-            "center": (outputs.teacher, c.cls),
-            "patch_center": (outputs.patch_mean, c.patch),
-        }
-        return {
-            name: ops.ema_center(old, logits, momentum=part.center_momentum)
-            for name, old in carry.items()
-            for logits, part in (centers[name],)
-        }
+        center = ops.ema_center(carry["center"], outputs.teacher, momentum=c.cls.center_momentum)
+        if not with_patches:
+            return {"center": center}
+        # The mean of the scores is the score of the mean.
+        mean = numerics.product("e,ek->k", outputs.patch_mean.mean(axis=0), patch_prototypes)
+        patch_center = ops.ema_center(carry["patch_center"], mean, momentum=c.patch.center_momentum)
+        return {"center": center, "patch_center": patch_center}
 
     def show(params, images, features, *_):
         """Extra patch_prototype [B, h, w] int, the most likely prototype of each patch."""
         if not with_patches:
             return {}
-        return {"patch_prototype": patch_scores(params, features.patches).argmax(axis=-1)}
+        scores = patch_head.apply(weights_of(params), features.patches)
+        return {"patch_prototype": scores.argmax(axis=-1)}
 
     method = base.Method(
         views=views,

@@ -205,6 +205,37 @@ def prototype_head(
     )
 
 
+class SplitHead(NamedTuple):
+    """`prototype_head` as two functions of its parameters, for a loss that multiplies by itself.
+
+    embed(head, tokens) -> [..., e] of unit length, in the compute type. prototypes(head) -> [e, K]
+    float32. Their product is what `prototype_head` returns.
+    """
+
+    embed: Callable[[Any, jax.Array], jax.Array]
+    prototypes: Callable[[Any], jax.Array]
+
+
+def split_head(
+    model: ConfigDict, section: ConfigDict, prototypes: int, bottleneck: int | None = None
+) -> SplitHead:
+    """See `SplitHead`; the arguments are those of `prototype_head`."""
+    width = section.head_bottleneck if bottleneck is None else bottleneck
+    mlp = heads.projection_head(
+        model.width,
+        hidden=section.head_hidden,
+        out=width,
+        init_std=model.init_std,
+        dtype=model.dtype,
+    )
+    last = heads.prototypes(width, prototypes)
+
+    def embed(head, tokens):
+        return mlp.apply({"mlp": head["mlp"]}, tokens).astype(model.dtype)
+
+    return SplitHead(embed, lambda head: last.apply(head["last"]))
+
+
 # --- settings
 
 

@@ -17,7 +17,12 @@ from ssl_jax.ops.memory import Memory, memory_init, memory_push, memory_valid
 from ssl_jax.ops.nearest import nearest
 from ssl_jax.ops.patches import patchify, unpatchify
 from ssl_jax.ops.schedules import linear_warmup, warmup_cosine
-from ssl_jax.ops.sinkhorn import sinkhorn_cross_entropy, sinkhorn_knopp, sinkhorn_potentials
+from ssl_jax.ops.sinkhorn import (
+    sinkhorn_cross_entropy,
+    sinkhorn_knopp,
+    sinkhorn_potentials,
+    sinkhorn_potentials_fused,
+)
 from ssl_jax.ops.sops import build_sops, sample_anchors, sop_weights
 from ssl_jax.ops.transport import entropic_transport
 from ssl_jax.ops.voting import sop_vote
@@ -49,6 +54,7 @@ __all__ = [
     "sinkhorn_cross_entropy",
     "sinkhorn_knopp",
     "sinkhorn_potentials",
+    "sinkhorn_potentials_fused",
     "sop_vote",
     "sop_weights",
     "unpatchify",

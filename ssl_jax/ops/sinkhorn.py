@@ -30,8 +30,8 @@ from ssl_jax.ops.checked import Count, Positive, checked
 from ssl_jax.ops.numerics import float_type, product, sharpen, softmax_parts
 
 # Scores of a device in one pass over rows: on CPUs what stays in the cache, elsewhere what keeps it
-# busy.
-_ENTRIES_CPU, _ENTRIES = 2**20, 2**24
+# busy; a GPU takes the longer, the more kernels there are.
+_ENTRIES = {"cpu": 2**20, "tpu": 2**24, "gpu": 2**27}
 
 
 @checked
@@ -137,7 +137,67 @@ def sinkhorn_potentials(
     if padding:
         where = jnp.ones(flat.shape[:2], bool) if where is None else where
         flat, where = over.pad(flat, padding, 1), over.pad(where, padding, 1)
-    return _potentials(flat, where, temperature, num_iters, passes).reshape(*batch, width)
+    like, shape = (flat, where, temperature), flat.shape
+    scores_of = functools.partial(_rows, flat, passes=passes)
+    h = _potentials(scores_of, shape, where, temperature, num_iters, passes, like)
+    return h.reshape(*batch, width)
+
+
+@checked
+def sinkhorn_potentials_fused(
+    embeddings: Float[Array, "n d"],
+    prototypes: Float[Array, "d K"],
+    *,
+    temperature: Positive,
+    num_iters: Count = 3,
+    where: Bool[Array, " n"] | None = None,
+    chunk: Count | None = None,
+) -> Float[Array, " K"]:
+    """`sinkhorn_potentials` of the scores embeddings @ prototypes, which are never held.
+
+    Each iteration multiplies anew, in chunks of rows: with many prototypes, that takes less time
+    than to store the scores and to read them.
+
+    Args:
+      embeddings: [n, d], finite; any float type, in which they are multiplied.
+      prototypes: [d, K].
+      temperature: T > 0, a number or a traced scalar.
+      num_iters: number of iterations, at least 1.
+      where: bool [n], samples that count; None: all.
+      chunk: samples per pass, about; None: what suits the device.
+
+    Returns:
+      h [K], float32 or wider. A constant: no gradient passes.
+
+    Raises:
+      ValueError: as `sinkhorn_potentials`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> rows = jnp.array([[2.0, 1.0], [1.0, 1.0]])
+      >>> same = sinkhorn_potentials(rows, temperature=1.0)
+      >>> print((sinkhorn_potentials_fused(rows, jnp.eye(2), temperature=1.0) - same).round(5))
+      [0. 0.]
+
+    Reference: STELLAR eq. 4; DINOv2 (Oquab et al. 2023), section 4.
+    """
+    embeddings, prototypes, temperature = jax.lax.stop_gradient(
+        (embeddings, prototypes, temperature)
+    )
+    count, width = embeddings.shape[0], prototypes.shape[1]
+    passes, padding = _passes(count, width, chunk)
+    if padding:
+        where = jnp.ones(count, bool) if where is None else where
+        embeddings, where = over.pad(embeddings, padding), over.pad(where, padding)
+    rows, where = embeddings[None], None if where is None else where[None]
+    dtype = float_type(embeddings, prototypes)
+    matrix = prototypes.astype(embeddings.dtype)
+
+    def scores_of(i):
+        return product("bnd,dk->bnk", _rows(rows, i, passes), matrix, out=dtype)
+
+    shape, like = (1, count + padding, width), (rows, matrix, where, temperature)
+    return _potentials(scores_of, shape, where, temperature, num_iters, passes, like)[0]
 
 
 @checked(empty="q")
@@ -238,7 +298,7 @@ def sinkhorn_cross_entropy(
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
     """Number of passes over rows of `width` numbers, and by how many rows to pad them."""
     # Of each device, so that all have rows in every pass: else rows would be sent to and fro.
-    entries = (_ENTRIES_CPU if devices.platform() == "cpu" else _ENTRIES) * devices.count()
+    entries = _ENTRIES[devices.platform()] * devices.count()
     passes, per_pass = over.divide(rows, chunk or max(1, entries // max(width, 1)))
     return passes, passes * per_pass - rows
 
@@ -284,16 +344,17 @@ def _loop(passes: int, body, start):
     return body(0, start) if passes == 1 else jax.lax.fori_loop(0, passes, body, start)
 
 
-def _potentials(scores, where, temperature, num_iters: int, passes: int):
-    """h [b, K] of scores [b, n, K]."""
-    lead, count, width = scores.shape
-    dtype = float_type(scores)
+def _potentials(scores_of, shape, where, temperature, num_iters: int, passes: int, like):
+    """h [b, K] of scores [b, n, K] = `shape`, of which scores_of(i) are the rows of pass i. like:
+    the arrays that these are made of."""
+    lead, count, width = shape
+    dtype = float_type(jax.eval_shape(scores_of, 0))
     # Partial sums, one per device of the mesh in context, so that a sharded sample axis is reduced
     # across devices only after the loop.
     parts = math.gcd(count // passes, devices.count())
 
     def block(i):
-        x = sharpen(_rows(scores, i, passes), temperature)
+        x = sharpen(scores_of(i), temperature)
         keep = None if where is None else _rows(where, i, passes)[..., None]
         return x if keep is None else jnp.where(keep, x, 0), keep
 
@@ -301,9 +362,11 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
         return x.reshape(lead, parts, x.shape[1] // parts, x.shape[-1])
 
     def column_sums(terms, weight):
+        weight = jnp.broadcast_to(weight, (*terms.shape[:-1], 1)).astype(dtype)
+        if devices.platform() == "gpu":  # a product would read the terms from memory
+            return (terms * weight).sum(axis=2)
         # As a product with a vector: faster than a reduction over rows.
-        weight = jnp.broadcast_to(weight, (*terms.shape[:-1], 1))[..., 0].astype(dtype)
-        return product("bprk,bpr->bpk", terms, weight)
+        return product("bprk,bpr->bpk", terms, weight[..., 0])
 
     lowest = jnp.finfo(dtype).min
 
@@ -318,8 +381,7 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
             terms, 1 if keep is None else by_part(keep)
         )
 
-    shape = (lead, parts, width)
-    zeros = devices.varying(jnp.zeros(shape, dtype), (scores, where, temperature))
+    zeros = devices.varying(jnp.zeros((lead, parts, width), dtype), like)
     top, total = _loop(passes, column_lse, (jnp.full_like(zeros, lowest), zeros))
     highest = jnp.max(top, axis=1)
     total = jnp.sum(total * jnp.exp(top - highest[:, None]), axis=1)

@@ -134,6 +134,17 @@ def ibot_patch(seed, scale, views=2, batch=3, patches=5, prototypes=7, share=0.5
     return x | {"center": draw(prototypes)}
 
 
+def ibot_patch_fused(seed, scale, views=2, batch=3, patches=5, prototypes=7, share=0.5):
+    x = ibot_patch(seed, scale, views, batch, patches, prototypes, share)
+    rng, draw = drawer(seed + 3, scale)
+    for who, width in zip(WHO, (6, 4)):
+        x.pop(f"{who}_logits")
+        x[who] = draw(views, batch, patches, width)
+        # As long as the rows of a head: the scores have the size of the embeddings.
+        x[f"{who}_prototypes"] = reference.unit(rng, prototypes, width).T
+    return x
+
+
 def ibot(seed, scale, batch=3, prototypes=7):
     cls = dino(seed, scale, (4, 2), batch, max(1, prototypes - 1))
     patch = ibot_patch(seed + 1, scale, batch=batch, prototypes=prototypes)
@@ -395,6 +406,12 @@ CASES = {
         ibot_patch, losses.ibot_patch, reference.ibot_patch, student=("student_logits",),
         settings=TAUS, axes=LOGITS | {"masks": 1}, wide=("center",), empty=nothing,
         variants=plain(none={"share": 0.0}, all={"share": 1.0}, one=ONE | {"patches": 1})),
+    "ibot_patch_fused": Case(
+        ibot_patch_fused, losses.ibot_patch_fused, reference.ibot_patch_fused,
+        student=("student", "student_prototypes"), settings=TAUS | {"chunk": None},
+        axes={"student": 1, "teacher": 1, "masks": 1}, wide=("center",), empty=nothing,
+        variants=plain(none={"share": 0.0}, all={"share": 1.0}, one=ONE | {"patches": 1})
+        | {"pass by pass": ({}, {"chunk": 10}), "4 does not divide 30": ({}, {"chunk": 4})}),
     "ibot": Case(
         ibot, ibot_loss, reference.ibot, student=("student_cls", "student_patch"), settings=IBOT,
         variants=plain(one=ONE), axes=HALVES, wide=("cls_center", "center"), empty=nothing),

@@ -219,6 +219,15 @@ def ibot_patch(
     return terms, {"student_logits": share[..., None] * slope}
 
 
+def ibot_patch_fused(student, teacher, masks, student_prototypes, teacher_prototypes, center,
+                     student_temperature, teacher_temperature, chunk=None):  # fmt: skip
+    scores = student @ student_prototypes, teacher @ teacher_prototypes
+    terms, slopes = ibot_patch(*scores, masks, center, student_temperature, teacher_temperature)
+    slope = slopes["student_logits"]
+    by_prototypes = np.einsum("vbnd,vbnk->dk", student, slope)
+    return terms, {"student": slope @ student_prototypes.T, "student_prototypes": by_prototypes}
+
+
 def ibot(student_cls, teacher_cls, student_patch, teacher_patch, masks, cls_center, center,
          student_temperature, teacher_temperature, patch_teacher_temperature,
          weights):  # fmt: skip

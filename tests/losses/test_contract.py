@@ -189,6 +189,7 @@ def test_only_the_student_has_a_gradient(name):
 
 MASKED = {  # loss: what the student says of every patch, and the masks
     "ibot_patch": ("student_logits", "masks"),
+    "ibot_patch_fused": ("student", "masks"),
     "mae": ("predicted", "mask"),
     "sop_patch": ("student_embeddings", "masks"),
 }
@@ -278,6 +279,10 @@ HELD = {  # loss: arrays, settings, the most numbers in an array beside those gi
         dict(student_logits=(12, 4, 8, 1024), teacher_logits=(12, 4, 8, 1024), masks=(12, 4, 8),
              center=(1024,)),
         cases.TAUS, 4 * 8 * 1024),
+    "ibot_patch_fused": (
+        dict(student=(2, 4, 8, 16), teacher=(2, 4, 8, 16), masks=(2, 4, 8), center=(2048,),
+             student_prototypes=(16, 2048), teacher_prototypes=(16, 2048)),
+        cases.TAUS | {"chunk": 16}, 16 * 2048),
     "cribo_objects": (
         dict.fromkeys(("student", "teacher", "neighbours"), (2, 32, 8, 16))
         | dict.fromkeys(("student_prototypes", "teacher_prototypes"), (16, 2048))
@@ -346,6 +351,10 @@ WRONG = [  # loss, what is wrong, the argument that the error names
     ("ibot_patch", {"teacher_logits": cut(3, 6)}, "teacher_logits"),
     ("ibot_patch", {"masks": cut(2, 4)}, "masks"),
     ("ibot_patch", {"masks": REAL}, "masks"),
+    ("ibot_patch_fused", {"teacher": cut(2, 4)}, "teacher"),
+    ("ibot_patch_fused", {"student_prototypes": cut(0, 5)}, "student_prototypes"),
+    ("ibot_patch_fused", {"center": cut(0, 6)}, "center"),
+    ("ibot_patch_fused", {"chunk": 0}, "chunk"),
     ("ibot", {"student_patch": cut(1, 2)}, "student_patch"),
     ("dinov2", {"teacher_patch": cut(2, 4)}, "teacher_patch"),
     ("dinov2", {"masks": REAL}, "masks"),

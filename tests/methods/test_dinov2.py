@@ -38,8 +38,8 @@ def shapes(**changes):
     return jax.eval_shape(lambda: bound(**changes).init(jax.random.key(0)))
 
 
-def outputs(patches=20, seed=0):
-    """Made-up scores and tokens, [B, V, ...]; one view has no mask."""
+def outputs(patches=12, seed=0):
+    """Made-up scores, embeddings and tokens, [B, V, ...]; one view has no mask."""
     rng = np.random.default_rng(seed)
     sizes = (BATCH, 4, 24), (BATCH, 2, 24), (BATCH, 2, 5, patches), (BATCH, 2, 5, patches)
     scores = [rng.normal(size=size).astype(np.float32) for size in sizes]
@@ -49,11 +49,26 @@ def outputs(patches=20, seed=0):
     return dinov2.Outputs(*map(jnp.asarray, (*scores, mask, tokens)))
 
 
+def drawn(method):
+    """Parameters of student and teacher."""
+    return [jax.jit(method.init)(jax.random.key(seed))[0] for seed in (0, 1)]
+
+
+def scored(out, heads_of, prototypes):
+    """The outputs, views first, with scores in place of embeddings."""
+    last = heads.prototypes(out.student_patch.shape[-1], prototypes)
+    own, theirs = (last.apply(head["last"]) for head in heads_of)
+    first = dinov2.Outputs(*map(multicrop.views_first, out))
+    return first._replace(
+        student_patch=first.student_patch @ own, teacher_patch=first.teacher_patch @ theirs
+    )
+
+
 def test_the_loss_has_balanced_targets_and_all_three_weights():
     method = bound(dinov2__cls__weight=2.0, dinov2__patch__weight=0.5, dinov2__koleo=0.3)
-    out = outputs()
-    loss, (carry, metrics) = method.objective(None, None, out, None, None, PROGRESS)
-    first = map(multicrop.views_first, out)
+    out, (params, teacher) = outputs(), drawn(method)
+    loss, (carry, metrics) = method.objective(params, teacher, out, None, None, PROGRESS)
+    first = scored(out, (params["patch_head"], teacher["patch_head"]), 20)
     want = losses.dinov2(
         *first, student_temperature=0.1, teacher_temperature=TAU, weights=(2.0, 0.5, 0.3)
     )
@@ -65,11 +80,12 @@ def test_the_loss_has_balanced_targets_and_all_three_weights():
 
 
 def test_running_means_are_ibots_targets_and_follow_masked_patches():
-    method, out = bound(**EMA), outputs(patches=24)
+    method, out = bound(**EMA), outputs(patches=16)
+    params, teacher = drawn(method)
     rng = np.random.default_rng(1)
     carry = {name: jnp.asarray(rng.normal(size=24), jnp.float32) for name in shapes(**EMA)[1]}
-    loss, (news, _) = method.objective(None, None, out, carry, None, PROGRESS)
-    *first, tokens = map(multicrop.views_first, out)
+    loss, (news, _) = method.objective(params, teacher, out, carry, None, PROGRESS)
+    *first, tokens = scored(out, (params["head"], teacher["head"]), 24)
     want = losses.ibot(
         *first,
         (carry["center"], carry["patch_center"]),
@@ -78,14 +94,14 @@ def test_running_means_are_ibots_targets_and_follow_masked_patches():
     )
     close(loss, want["loss"] + 0.1 * ops.koleo(tokens).mean(axis=-1).sum())
     close(news["center"], 0.9 * carry["center"] + 0.1 * out.teacher.mean(axis=(0, 1)))
-    masked = out.teacher_patch[out.mask].mean(axis=0)
+    masked = first[3][first[4]].mean(axis=0)
     close(news["patch_center"], 0.9 * carry["patch_center"] + 0.1 * masked)
     none = out._replace(mask=jnp.zeros_like(out.mask))
-    still = method.objective(None, None, none, carry, None, PROGRESS)[1].carry
+    still = method.objective(params, teacher, none, carry, None, PROGRESS)[1].carry
     close(still["patch_center"], carry["patch_center"])
 
 
-def test_the_student_sees_masks_the_teacher_none_and_masked_patches_are_scored():
+def test_the_student_sees_masks_the_teacher_none_and_masked_patches_are_embedded():
     config, method = resolved(), bound()
     params, teacher = (method.init(jax.random.key(seed))[0] for seed in (0, 1))
     params["backbone"]["mask_token"] += 1.0  # zeros at the start
@@ -112,13 +128,13 @@ def test_the_student_sees_masks_the_teacher_none_and_masked_patches_are_scored()
     close(out.tokens, np.reshape(seen.cls, (BATCH, 2, 16)))
     assert out.student.shape == (BATCH, 4, 24) and out.teacher.shape == (BATCH, 2, 24)
     assert out.mask.sum() == masks.sum() and not out.mask[:, 1].any()
-    apply = heads.dino_head(16, 20, hidden=32, bottleneck=12, init_std=0.02).apply
+    apply = heads.projection_head(16, hidden=32, out=12, init_std=0.02).apply
     for got, tokens, tree in (
         (out.student_patch, seen, params),
         (out.teacher_patch, clean, teacher),
     ):
         patches = np.reshape(tokens.patches, (BATCH, 2, 16, 16))[:, 0, [2, 7, 11]]
-        close(got[:, 0, :3], apply(tree["patch_head"], patches))
+        close(got[:, 0, :3], apply({"mlp": tree["patch_head"]["mlp"]}, patches))
 
 
 def test_heads_and_what_the_teacher_has():

@@ -187,11 +187,11 @@ def test_temperatures_warm_up_per_epoch_and_apart_and_centers_stay_without_cente
         ibot__patch__final_teacher_temperature=0.05,
         ibot__centering=False,
     )
-    scores, patches = jnp.ones((4, 4, 24)), jnp.ones((4, 2, 8, 24))
-    mask = jnp.ones((4, 2, 8), bool)
-    out = ibot.Outputs(scores, scores[:, :2], patches, patches, mask, jnp.ones((4, 24)))
+    scores, patches = jnp.ones((4, 4, 24)), jnp.ones((4, 2, 8, 8))
+    mask, params = jnp.ones((4, 2, 8), bool), default_run()[2]
+    out = ibot.Outputs(scores, scores[:, :2], patches, patches, mask, jnp.ones((4, 8)))
     centers = {name: jnp.zeros(24) for name in ("center", "patch_center")}
-    step = jax.jit(lambda now: method.objective(None, None, out, centers, None, now)[1])
+    step = jax.jit(lambda now: method.objective(params, params, out, centers, None, now)[1])
     results = [step(progress(epoch)) for epoch in (0, 2, 4, 9)]
     for name, want in (
         ("teacher_temperature", [0.04, 0.055, 0.07, 0.07]),

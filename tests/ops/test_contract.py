@@ -245,6 +245,8 @@ ROUND = dict(group_size=4, cut_bank=True)
 DOT = dict(k=2, metric="dot", chunk=3, bank_chunk=5, cut_bank=True)
 GROUPS = dict(queries=real(16, 3), bank=everywhere(16, 3))
 BALANCE = dict(scores=fixed(8, 5), temperature=FIXED, where=mask(8))
+BALANCE_FUSED = dict(embeddings=fixed(8, 3), prototypes=fixed(3, 5), temperature=FIXED)
+BALANCE_FUSED |= dict(where=mask(8))
 PREDICT = dict(scores=fixed(8, 5), logits=real(8, 5), target_temperature=FIXED)
 PREDICT |= dict(temperature=TAU, where=mask(8))
 VOTE = dict(queries=real(8, 3), members=everywhere(4, 2, 3, constant=True))
@@ -294,6 +296,7 @@ CASES = {
     "sinkhorn_cross_entropy by index": Case(PREDICT | dict(index=integers(8, 8)), holds=costs),
     "sinkhorn_knopp": Case(BALANCE, holds=assigned),
     "sinkhorn_potentials": Case(BALANCE, dict(chunk=3)),
+    "sinkhorn_potentials_fused": Case(BALANCE_FUSED, dict(chunk=3), **WHOLE),
     "sop_vote": Case(VOTE, holds=voted),
     "sop_weights": Case(dict(similarity=fixed(8, 2))),
     "unpatchify": Case(dict(patches=real(8, 12)), dict(patch=2, grid=(4, 2)), narrow=True),
@@ -535,7 +538,13 @@ TOKENS = shape(64, 16, 384), shape(64, 16, 384)
 by_cluster = functools.partial(clustering._nearest_by_cluster, num_clusters=32)
 plan = functools.partial(option, "entropic_transport", epsilon=0.1, num_iters=100)
 potentials = option("sinkhorn_potentials", temperature=0.06)
+PRODUCT = shape(32768, 64, dtype=jnp.bfloat16), shape(64, 16384)
 HELD = {
+    "sinkhorn_potentials_fused": (
+        option("sinkhorn_potentials_fused", temperature=0.06),
+        PRODUCT,
+        32768 * 16384 // 20,
+    ),
     "sinkhorn_potentials": (potentials, (SCORES,), 32768 * 16384 // 20),
     "sinkhorn_cross_entropy": (total(fused), (SCORES, SCORES, POTENTIALS), 32768 * 16384 // 20),
     # The logits of all members would be 4 times as many, Y 256 times.
@@ -628,6 +637,8 @@ REFUSED = {
     | dict(target_temperature=[-1], temperature=NO_TEMPERATURE),
     "sinkhorn_knopp": SCORES_REFUSED | dict(temperature=["0.1"]),
     "sinkhorn_potentials": SCORES_REFUSED | dict(chunk=[0]),
+    "sinkhorn_potentials_fused": dict(embeddings=[ones(3)], prototypes=[ones(4, 5)])
+    | dict(where=[masked(5)], chunk=[0], num_iters=[0], temperature=NO_TEMPERATURE),
     "sop_vote": dict(
         members=[ones(4, 3), ones(4, 2, 4)], weights=[ones(2, 4)], temperature=NO_TEMPERATURE
     ),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import ops
-from ssl_jax.ops import sinkhorn
+from ssl_jax.ops import devices, sinkhorn
 from tests.losses import reference
 from tests.losses.reference import close
 
@@ -136,6 +136,24 @@ def test_where_leaves_samples_out_of_the_balance():
     where[1] = False
     np.testing.assert_array_equal(knopp(dirty, temperature=0.06, where=where)[1], 0)
     np.testing.assert_array_equal(potentials(dirty, temperature=0.06, where=where, chunk=4)[1], 0)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("chunk", [None, 5, 12])
+def test_of_embeddings_as_of_their_scores(monkeypatch, platform, chunk):
+    monkeypatch.setattr(devices, "platform", lambda: platform)
+    monkeypatch.setattr(devices, "knows_bfloat16", lambda: False)  # else products are rounded
+    rng = np.random.default_rng(5)
+    rows, prototypes = unit_scores(rng, 24, 6), unit_scores(rng, 6, 9)
+    where = rng.uniform(size=24) < 0.6
+    for keep in (None, where):
+        dirty = rows if keep is None else np.where(keep[:, None], rows, np.nan).astype(np.float32)
+        got = sinkhorn.sinkhorn_potentials_fused(
+            dirty, prototypes, temperature=0.06, where=keep, chunk=chunk
+        )
+        want = iterate(rows[slice(None) if keep is None else keep] @ prototypes, 0.06)
+        balanced = np.exp(reference.log_softmax(rows @ prototypes / 0.06 + np.asarray(got)))
+        close(balanced if keep is None else balanced[keep], want)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
