@@ -79,6 +79,19 @@ def sinkhorn_potentials(paper, key):
     return Case(size, (scores,), forms)
 
 
+def sinkhorn_potentials_fused(paper, key):
+    rows, width, classes = (8192, 256, 16384) if paper else (256, 32, 64)
+    keys = jax.random.split(key)
+    samples, prototypes = _unit(keys[0], rows, width), _unit(keys[1], classes, width).T
+    forms = {
+        "ops": lambda x, w: ops.sinkhorn_potentials_fused(x, w, temperature=0.05),
+        "ops, stored scores": lambda x, w: ops.sinkhorn_potentials(x @ w, temperature=0.05),
+        "naive, exponentials": lambda x, w: naive.sinkhorn_knopp(x @ w, 0.05, 3)[1],
+    }
+    size = f"[{rows}, {width}] @ [{width}, {classes}], 3 iterations"
+    return Case(size, (samples, prototypes), forms)
+
+
 def sinkhorn_cross_entropy(paper, key):
     size, scores, logits = _scores(paper, key, 32768)
 
