@@ -298,7 +298,7 @@ def sinkhorn_cross_entropy(
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
     """Number of passes over rows of `width` numbers, and by how many rows to pad them."""
     # Of each device, so that all have rows in every pass: else rows would be sent to and fro.
-    entries = _ENTRIES[devices.platform()] * devices.count()
+    entries = _ENTRIES.get(devices.platform(), _ENTRIES["tpu"]) * devices.count()
     passes, per_pass = over.divide(rows, chunk or max(1, entries // max(width, 1)))
     return passes, passes * per_pass - rows
 

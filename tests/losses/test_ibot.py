@@ -1,6 +1,9 @@
 """iBOT's objective: what masks may and may not change."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ssl_jax import losses
 from tests.losses import cases
@@ -18,6 +21,29 @@ def test_any_subset_that_holds_the_masked_patches_will_do():
 
     fewer = {name: value if name == "center" else pick(value) for name, value in x.items()}
     close(cases.run("ibot_patch", fewer)[0]["loss"], terms["loss"])
+
+
+@pytest.mark.parametrize("prototypes", ["float64", "float32"])
+def test_the_fused_loss_in_float64(prototypes):
+    x = cases.make("ibot_patch_fused")
+    x["masks"][0, 0] = [True, True, True, False, False]  # a third has no exact float32
+    want, slopes = cases.wanted("ibot_patch_fused", x)
+    with jax.enable_x64(True):
+        wide = {name: np.float64(v) if v.dtype == np.float32 else v for name, v in x.items()}
+        wide["student_prototypes"] = wide["student_prototypes"].astype(prototypes)
+        terms, gradients = cases.run("ibot_patch_fused", wide)
+        np.testing.assert_allclose(terms["loss"], want["loss"], rtol=1e-13)
+        np.testing.assert_allclose(gradients["student"], slopes["student"], atol=1e-13)
+
+
+def test_the_size_of_the_fused_gradient_in_bfloat16():
+    """Means over 6 images of views; a sixth, rounded to bfloat16, would be .2 % too large."""
+    x = cases.make("ibot_patch_fused", patches=40)
+    rounded = [name for name in x if name not in ("masks", "center")]
+    low = x | {name: jnp.asarray(x[name], "bfloat16") for name in rounded}
+    _, slopes = cases.wanted("ibot_patch_fused", low)
+    got = np.float64(cases.run("ibot_patch_fused", low)[1]["student"])
+    assert abs((got * slopes["student"]).sum() / (slopes["student"] ** 2).sum() - 1) < 1e-3
 
 
 def test_views_and_images_are_averaged_not_pooled():
