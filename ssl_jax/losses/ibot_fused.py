@@ -214,7 +214,6 @@ def _of_pass(rows, scores, clean, fixed):
     entropy = jnp.log(q_sum) - of_z / q_sum
     by_row = jnp.where(rows.mask, jnp.log(p_sum) - of_x / q_sum, 0)
     there = rows.there.astype(q.dtype)
-    won = (best[:, None] == jnp.arange(q.shape[-1], dtype=best.dtype)[None]) & rows.there[:, None]
     slopes = (rows.weight / fixed.student_temperature)[:, None]
     by_scores = (jnp.exp(x) / p_sum[:, None] - q / q_sum[:, None]) * slopes
     return _Sums(
@@ -222,7 +221,7 @@ def _of_pass(rows, scores, clean, fixed):
         kl=jnp.where(rows.mask, by_row - entropy, 0).sum(),
         entropy=(there * entropy).sum(),
         marginal=(q * (there / q_sum)[:, None]).sum(axis=0),
-        wins=won.astype(q.dtype).sum(axis=0),
+        wins=meters.counts(best, q.shape[-1], rows.there).astype(q.dtype),
     ), jnp.where(rows.mask[:, None], by_scores, 0)
 
 

@@ -3,7 +3,7 @@ gradient."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Integer
 
 from ssl_jax.ops import divergence
 from ssl_jax.ops.checked import checked
@@ -47,8 +47,19 @@ def wins(
       where: bool, the shape of `scores` without K; rows outside do not count.
     """
     best = jnp.argmax(jax.lax.stop_gradient(scores), axis=-1)
+    return counts(best, jnp.shape(scores)[-1], where)
+
+
+def counts(
+    best: Integer[Array, "*b"], width: int, where: Bool[Array, "*b"] | None = None
+) -> Float[Array, " K"]:
+    """How often each of the columns 0 .. K - 1 is the best of a row: [K] float32, K = `width`.
+
+    Args:
+      best: columns [...]. where: bool [...]; rows outside do not count.
+    """
     # Not a scatter: a sharded batch needs one sum over devices.
-    won = jax.nn.one_hot(best, jnp.shape(scores)[-1], dtype=bool)
+    won = jax.nn.one_hot(best, width, dtype=bool)
     won = won if where is None else won & jnp.asarray(where, bool)[..., None]
     return won.astype(jnp.float32).sum(axis=tuple(range(won.ndim - 1)))
 

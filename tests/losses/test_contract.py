@@ -44,6 +44,7 @@ ELSEWHERE = {
     "softmax_cross_entropy": "dino",
     "usage": "dino",
     "wins": "dino",
+    "counts": "dino",
     "corners": "test_detection.py",
     "centers": "test_detection.py",
     "iou": "test_detection.py",
