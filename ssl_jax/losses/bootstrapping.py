@@ -210,7 +210,8 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
         return {
             "losses": jnp.stack([x.sum(axis=(1, 2)) for x in losses]),
             "entropy": (divergence.entropy(log_probs=log_p) * valid.astype(p.dtype)).sum(),
-            "marginal": numerics.product("vbkp,bk->p", p, valid[0].astype(p.dtype)),
+            # Not as a product, whose operand p would be written to memory.
+            "marginal": (p * valid.astype(p.dtype)[..., None]).sum(axis=(0, 1, 2)),
             "wins": meters.wins(log_p, jnp.broadcast_to(valid, p.shape[:-1])),
         }
 
