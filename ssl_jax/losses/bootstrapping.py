@@ -200,18 +200,19 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
         rows, valid, cycle = part
         log_p = numerics.wide(jax.lax.stop_gradient(log_target(rows["teacher"])))
         p = jnp.exp(log_p)
+        there = valid.astype(p.dtype)
         # The target of a view meets the student's other view.
         log_q = numerics.wide(log_prediction(rows["student"]))[::-1]
-        losses = [-(p * log_q).sum(axis=-1) * valid.astype(p.dtype)]
+        losses = [-(p * log_q).sum(axis=-1) * there]
         if cycle is not None:
             retrieved = log_target(rows["neighbours"])
             retrieved = jnp.exp(numerics.wide(jax.lax.stop_gradient(retrieved)))
             losses.append(-(retrieved * log_q).sum(axis=-1) * cycle.astype(p.dtype))
         return {
             "losses": jnp.stack([x.sum(axis=(1, 2)) for x in losses]),
-            "entropy": (divergence.entropy(log_probs=log_p) * valid.astype(p.dtype)).sum(),
+            "entropy": (divergence.entropy(log_probs=log_p) * there).sum(),
             # Not as a product, whose operand p would be written to memory.
-            "marginal": (p * valid.astype(p.dtype)[..., None]).sum(axis=(0, 1, 2)),
+            "marginal": (p * there[..., None]).sum(axis=(0, 1, 2)),
             "wins": meters.wins(log_p, jnp.broadcast_to(valid, p.shape[:-1])),
         }
 
